@@ -22,7 +22,7 @@ from calibrant.core.scores import Entry
 from calibrant.data.synthetic import synthetic_predictions
 from calibrant.metrics import expected_calibration_error
 from calibrant.report.page import GRID_STOPS, render_page
-from calibrant.report.page_runs import FinishedTable, InTable, TableRow
+from calibrant.report.rows import Cell, Column, Row, Section, Table
 from made_up_page_runs import made_runs
 
 pytestmark = needs_chromium
@@ -103,17 +103,12 @@ def test_predictions_of_unknown_network_are_drawn_beside_the_runs_of_the_first(b
     runs = [replace(run, method=method, model=model, epochs=5) for model in ("convnet", "mlp") for method in ("ce", "focal")]
     file = tmp_path / "theirs.html"
     theirs = replace(run, method="theirs", seed=None, history=())
-    file.write_text(
-        render_page(entries=[*runs, theirs], told=[*[InTable()] * 4, InTable(best=frozenset({"ece"}))]), encoding="utf-8"
-    )
+    file.write_text(render_page(entries=[*runs, theirs]), encoding="utf-8")
     with opened_page(browser, file) as page:
-        sync_api.expect(page.locator("h1")).to_have_text("3 methods on digits with 2 networks, 5 runs")
-        # What is told is bold.
+        sync_api.expect(page.locator("h1")).to_have_text("3 methods compared in 5 runs")
         rows = page.locator("table.runs tbody tr:not(.part)")
         sync_api.expect(rows).to_have_count(5)
-        sync_api.expect(page.locator("table.runs td b")).to_have_count(1)
-        sync_api.expect(rows.filter(has_text="theirs").locator("b")).to_have_count(1)
-        for place, names in (("digits · convnet", ["CE", "Focal", "theirs"]), ("digits · mlp", ["CE", "Focal"])):
+        for place, names in (("digits, convnet", ["CE", "Focal", "theirs"]), ("digits, mlp", ["CE", "Focal"])):
             page.locator("#place").select_option(place)
             assert shown_rows(page, "tradeoff") == {*names}
             assert page.locator("fieldset:not([hidden]) .key").all_inner_texts() == names
@@ -121,10 +116,11 @@ def test_predictions_of_unknown_network_are_drawn_beside_the_runs_of_the_first(b
 
 
 def test_wide_table_takes_the_width_of_the_window_and_keeps_its_names_in_view(browser: Any, tmp_path: Path) -> None:
-    row = TableRow("CE", tuple(("27.425 ± 0.198", False) for _ in range(8)))
-    table = FinishedTable("Wide", ("Method", *(f"Column {k}" for k in range(8))), (("digits", (row,)),))
+    columns = tuple(Column(f"c{k}", f"A long column {k}") for k in range(8))
+    row = Row("CE", "ce", {column.key: Cell(0.27425, 0.00198) for column in columns})
+    table = Table("wide", "Wide", columns, (Section("digits", (row,)),), info=())
     file = tmp_path / "wide.html"
-    file.write_text(render_page(entries=made_runs(), tables=[table]), encoding="utf-8")
+    file.write_text(render_page(entries=made_runs(), above=table), encoding="utf-8")
     with opened_page(browser, file) as page:
         wide = page.locator(".scroll").first
         for width, fits in ((1920, True), (1400, True), (390, False)):

@@ -26,10 +26,12 @@ from calibrant.grid.compare import Comparison, compare
 from calibrant.grid.export import write_number
 from calibrant.grid.paper import NOT_IN_PAPER
 from calibrant.grid.schedule import Board, Cell, Event, Stage, split_names
-from calibrant.grid.tables import INFO_NAMES, MARK, Line, Table, row_notes
+from calibrant.grid.tables import MARK
 from calibrant.metrics.verdict import SIGNIFICANT
 from calibrant.paper.reproduce import Reproduction, plan_reproduction, run_reproduction
 from calibrant.paper.tables import write_results_page
+from calibrant.report.rows import INFO_NAMES, Table
+from calibrant.report.rows import Row as TableRow
 
 _MAKING = "making tables and the report"
 _LEGEND = "done: test error / ECE in %; running: epoch, validation error"
@@ -216,14 +218,14 @@ def ended_words(board: Board, cell: Cell) -> str:
 
 def show_table(table: Table, *, console: Console) -> None:
     """Print every section of a comparison's table, as wide as the terminal allows, and what its signs mean."""
-    units = [" ".join(filter(None, (c.group, c.name, "%" if c.percent else ""))) for c in table.columns]
+    units = [f"{column.name} %" if column.percent else column.name for column in table.columns]
     names = ["Method", *(INFO_NAMES[name] for name in table.info), *units]
     drop = [place for word in _DROP for place, name in enumerate(names) if name.removesuffix(" %") == word]
     # Bold is nothing but a word where the terminal, or a file, has none.
     plain = console.color_system is None
     dropped: dict[str, None] = {}
     for section in table.sections:
-        rows: list[Row] = [_row(table, line, plain=plain) for line in section.lines]
+        rows: list[Row] = [_row(table, row, plain=plain) for row in section.rows]
         fitted = fit_table(names, rows, width=console.width, drop=drop)
         show_heading(console, section.title, "")
         console.print(fitted)
@@ -231,30 +233,30 @@ def show_table(table: Table, *, console: Console) -> None:
         dropped |= {name.removesuffix(" %"): None for name in names if name not in shown}
     console.print()
     left_out = [f"not shown for want of room, but in {table.name}.md: {', '.join(dropped)}"] if dropped else []
-    for note in [*_signs(table, plain=plain), *left_out, *row_notes(table)]:
+    for note in [*_signs(table, plain=plain), *left_out]:
         console.print(Text(note, style="dim"))
 
 
 def _signs(table: Table, *, plain: bool) -> list[str]:
     """What the numbers and their signs are, in one sentence; none where there is nothing to say."""
-    cells = [cell for line in table.lines for cell in line.cells.values()]
+    cells = [cell for row in table.rows for cell in row.cells.values()]
     legend = ["mean ± standard deviation over seeds"] if any(cell.std is not None for cell in cells) else []
-    if all(line.kind != "ours" for line in table.lines):
+    if all(row.kind != "ours" for row in table.rows):
         legend.insert(0, f"method minus {table.base}, negative is better")
     legend += [f"{_BEST if plain else 'bold'}: the lowest comparable"] if any(cell.best for cell in cells) else []
     legend += [f"{MARK}: differs from {table.base}, p < {SIGNIFICANT}"] if any(cell.differs for cell in cells) else []
     return ["; ".join(legend)] if legend else []
 
 
-def _row(table: Table, line: Line, *, plain: bool) -> list[str | Text]:
-    style = "dim" if line.kind == "paper" else ""
-    row: list[str | Text] = [Text(text, style=style) for text in (line.label, *(line.info(name) for name in table.info))]
+def _row(table: Table, row: TableRow, *, plain: bool) -> list[str | Text]:
+    style = "dim" if row.kind == "paper" else ""
+    found: list[str | Text] = [Text(text, style=style) for text in (row.label, *map(row.info, table.info))]
     for column in table.columns:
         # A digit less than in the files, so that six columns find room.
-        text = write_number(line, column, digits=2 if column.percent else 3, best=f"{{}}{_BEST}" if plain else "{}")
-        is_best = column.key in line.cells and line.cells[column.key].best
-        row.append(Text(text, style="bold" if is_best else style))
-    return row
+        text = write_number(row, column, digits=2 if column.percent else 3, best=f"{{}}{_BEST}" if plain else "{}")
+        is_best = column.key in row.cells and row.cells[column.key].best
+        found.append(Text(text, style="bold" if is_best else style))
+    return found
 
 
 def reproduce(

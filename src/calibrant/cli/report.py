@@ -17,7 +17,6 @@ from calibrant.core.records import Predictions
 from calibrant.core.scores import Entry, Estimate
 from calibrant.decisions import promise_table
 from calibrant.grid.collect import check_same_labels, load_entries, once
-from calibrant.grid.export import PageRows, page_rows
 from calibrant.grid.rows import catalogue_order
 from calibrant.grid.tables import compare_table
 from calibrant.io.files import atomic_writer
@@ -57,13 +56,10 @@ def write_report(
         with progress_bar(f"measuring {file.name}", None):
             examined = Examined(predictions, request.measure(predictions, file=file))
     with progress_bar("drawing the page", None):
-        rows = PageRows([], [], [])
-        if entries:
-            rows = page_rows(compare_table(entries, metrics=columns_of(entries), calibrated=True))
-        shown: dict[str, Any] = {"repaired": repaired, "entries": rows.entries, "told": rows.told}
-        verdict = verdict_of(examined, **shown)
-        shown |= {"n_resamples": request.resamples, "seed": request.seed, "notes": rows.notes}
-        page = render_page(examined, **shown, title=title, verdict=verdict)
+        table = compare_table(entries, metrics=columns_of(entries), calibrated=True) if entries else None
+        verdict = verdict_of(examined, repaired=repaired, table=table)
+        how = {"n_resamples": request.resamples, "seed": request.seed}
+        page = render_page(examined, repaired=repaired, table=table, title=title, verdict=verdict, **how)
     with atomic_writer(out) as handle:
         # A name read from a file may hold half a surrogate pair, which UTF-8 has no bytes for.
         handle.write(page.encode(errors="replace"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -322,38 +322,6 @@ class Entry:
         values = ((epoch, line.get(key)) for epoch, line in enumerate(self.history, 1))
         known = [(epoch, float(value)) for epoch, value in values if value is not None]
         return [epoch for epoch, _ in known], [value for _, value in known]
-
-
-def usual_size(entries: Iterable[Entry]) -> int | None:
-    """Number of test examples of the first run of one data set and network; without runs the largest there is, if any.
-
-    Somebody's predictions, of which neither network nor length of training is known, may be those of a part of the test set,
-    so they decide only where there is nothing else.
-    """
-    given = list(entries)
-    runs = [entry.scores.n for entry in given if not entry.is_foreign]
-    return runs[0] if runs else max((entry.scores.n for entry in given), default=None)
-
-
-def common_size(entries: Iterable[Entry]) -> int | None:
-    """Number of test examples that all entries are of; None where they differ."""
-    sizes = {entry.scores.n for entry in entries}
-    return sizes.pop() if len(sizes) == 1 else None
-
-
-def size_note(size: int | None, usual: int | None) -> str:
-    """Say that a row is of another number of test examples than the rows around it; empty where it is not.
-
-    Example:
-        >>> size_note(500, 4000)
-        '500 test examples, other rows 4,000; not compared with them.'
-        >>> size_note(4000, 4000)
-        ''
-    """
-    if usual is None or size == usual:
-        return ""
-    own = "seeds of different numbers of" if size is None else f"{size:,}"
-    return f"{own} test examples, other rows {usual:,}; not compared with them."
 
 
 def without_nan(data: object) -> Any:

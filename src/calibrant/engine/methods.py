@@ -8,12 +8,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal, TypeAlias, get_type_hints
 
 from calibrant.core.registry import Registry, lookup
 from calibrant.engine.objective import Facts, LossPlan, MetaPlan, MetaSchedule
-from calibrant.engine.recipe import Recipe, read_value
+from calibrant.engine.recipe import KEYS, NEUTRAL, Recipe, override, read_value, value_of
 from calibrant.losses import (
     ACLS,
     CPC,
@@ -354,3 +354,39 @@ def resolved(recipe: Recipe) -> Recipe:
     average = own.average if train.average == "auto" else train.average
     select = own.select if train.select == "auto" else train.select
     return replace(recipe, train=replace(train, average=average, select=select))
+
+
+# What a run is named by. Commands always say it, since a default may change.
+NAMED = ("data.name", "backbone.name", "method.name", "method.preset", "train.epochs", "seed")
+
+
+def flat_recipe(recipe: Recipe) -> dict[str, object]:
+    """Return what decides a run, dotted key → value, the method's choices filled in and the place of the data left out."""
+    decided = resolved(recipe)
+    found = {key: value_of(decided, key) for key in KEYS if key not in ("data.root", "method.options")}
+    return found | {f"method.options.{name}": value for name, value in decided.method.options.items()}
+
+
+def text_of(value: object) -> str:
+    """Return a value of a recipe as it is typed."""
+    if isinstance(value, (list, tuple)):
+        return ",".join(map(str, value))
+    return "none" if value is None else str(value)
+
+
+@cache
+def usual_recipe(method: str, preset: str) -> Mapping[str, str]:
+    """Return the recipe that a method has by itself, as `flat_recipe` with values as text."""
+    recipe = override(Recipe(), {"method.name": method, "method.preset": "paper" if preset == "paper" else "default"})
+    return {key: text_of(value) for key, value in flat_recipe(recipe).items()}
+
+
+def settle(method: str, preset: str | None, told: Mapping[str, object]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the whole recipe of a run that was ``told`` some keys, and those of them that its method would not have chosen.
+
+    What a run is named by, and what does not change its result, is in the first only.
+    """
+    usual = usual_recipe(method, preset or "default")
+    given = {key: text_of(value) for key, value in sorted(told.items())}
+    silent = {*NAMED, *NEUTRAL, "train.eval_every_epochs"}
+    return {**usual, **given}, {k: v for k, v in given.items() if k not in silent and usual.get(k) != v}

@@ -24,7 +24,7 @@ import torch
 
 from calibrant.core.records import Bins, Predictions, Split
 from calibrant.core.registry import lookup
-from calibrant.core.scores import BinSweep, Entry, Scores, usual_size
+from calibrant.core.scores import BinSweep, Entry, Scores
 from calibrant.core.summary import summarize
 from calibrant.data import is_path
 from calibrant.data.image_set import ImageSet
@@ -455,11 +455,11 @@ def check_same_labels(
     Args:
         entries: The rows; of records only the number of classes is known.
         where: Command and option that the rows were given with.
-        tests: Data set → its test set; by default that of its first row with predictions and the usual number of them.
+        tests: Data set → its test set; by default that of its first row with predictions and the most of them.
     """
     for data in dict.fromkeys(entry.data for entry in entries):
         here = [entry for entry in entries if entry.data == data]
-        whole = [entry for entry in here if entry.test is not None and entry.scores.n == usual_size(here)]
+        whole = [entry for entry in here if entry.test is not None and entry.scores.n == max(other.scores.n for other in here)]
         test = (tests or {}).get(data, whole[0].test if whole else None)
         owner = "the grid" if data in (tests or {}) else whole[0].folder if whole else ""
         for entry in here if test is not None else ():

@@ -31,7 +31,7 @@ from calibrant.grid.collect import (
 )
 from calibrant.grid.export import write_outputs
 from calibrant.grid.local import LocalExecutor
-from calibrant.grid.rows import catalogue_order, flat_recipe, group_rows, identity
+from calibrant.grid.rows import catalogue_order, flat_recipe, identity
 from calibrant.grid.schedule import (
     Board,
     Cell,
@@ -43,8 +43,8 @@ from calibrant.grid.schedule import (
     run_cells,
     split_names,
 )
-from calibrant.grid.tables import Table
 from calibrant.metrics.verdict import join_words
+from calibrant.report.rows import Table, group_rows
 
 # Entries, a folder, and notes on rows that are missing → the table of them, and the files that were written.
 Write = Callable[[Sequence[Entry], Path, Sequence[str]], tuple[Table, tuple[Path, ...]]]
@@ -275,7 +275,8 @@ def load_added(
             planned = Entry(cell.data, cell.method, found[0].scores, *what, recipe=flat_recipe(recipe))
             if twice := [entry.folder for entry in found if identity(entry) == identity(planned)]:
                 raise ValueError(f"compare: `add` must not hold a run that the grid makes, {cell.name}, got {twice[0]}.")
-    group_rows([*finished.values(), *found])
+    if found:
+        group_rows([*finished.values(), *found])
     return found
 
 

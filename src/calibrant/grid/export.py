@@ -6,29 +6,14 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
 
 from calibrant.core.scores import Entry, without_nan
-from calibrant.grid.tables import (
-    EMPTY,
-    INFO_NAMES,
-    MARK,
-    STALE,
-    Column,
-    Line,
-    Section,
-    Table,
-    compare_table,
-    name_methods,
-    notes_of,
-)
+from calibrant.grid.tables import MARK, compare_table
 from calibrant.io.files import atomic_writer
-
-if TYPE_CHECKING:
-    from calibrant.report.page_runs import FinishedTable, InTable
+from calibrant.report.rows import EMPTY, Column, Row, Table
 
 CSV_COLUMNS = (
     *("table", "data", "model", "source", "method", "preset", "epochs", "settings", "metric"),
@@ -36,8 +21,6 @@ CSV_COLUMNS = (
 )
 # How a metric is called in the CSV for the p-values of "could a calibrated model have this ECE?".
 CALIBRATED = "p_if_calibrated"
-# What JSON leaves out: what other keys of a line say, too.
-_NOT_IN_JSON = ("row", "shown", "cells")
 
 # Six metrics with their spread are wider than many a page; what fits keeps its size.
 _FIT = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"
@@ -46,23 +29,22 @@ _NARROW = 4
 # Signs that LaTeX reads otherwise, and those of our own captions that pdflatex has no letter for.
 _SIGNS = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 _SIGNS |= {sign: f"\\{sign}" for sign in "{}&%$#_"} | {sign: f"${sign}$" for sign in "<>|"}
-_SIGNS |= {"−": "$-$", "–": "--", MARK: r"$^{\dagger}$", STALE: r"$^{\ddagger}$", "±": r"$\pm$", "≤": r"$\le$", "≥": r"$\ge$"}
+_SIGNS |= {"−": "$-$", "–": "--", MARK: r"$^{\dagger}$", "‡": r"$^{\ddagger}$", "±": r"$\pm$", "≤": r"$\le$", "≥": r"$\ge$"}
 _SIGNS |= {"α": r"$\alpha$", "γ": r"$\gamma$", "λ": r"$\lambda$", "Δ": r"$\Delta$", "\0": "{}"}
 
 
-def to_markdown(table: Table, *, heading: str | None = "###", notes: Sequence[str] | None = None) -> str:
+def to_markdown(table: Table, *, heading: str | None = "###") -> str:
     """Write a table as Markdown: a heading, a table for every section, padded to read well in a terminal, then its notes.
 
     Args:
         table: The table.
         heading: What stands before the title and, with one more ``#``, before those of the sections; None leaves both out.
-        notes: Sentences below; by default those of the table.
 
     Example:
-        >>> from calibrant.grid.tables import Cell
-        >>> line = Line("CE", "ce", {"ece": Cell(0.0418, best=True)}, runs=1)
-        >>> table = Table("t", "One row", (Column("ece", "ECE", "ece"),), (Section("CIFAR-10", (line,)),))
-        >>> print(to_markdown(table, heading=None, notes=()))
+        >>> from calibrant.report.rows import Cell, Section
+        >>> row = Row("CE", "ce", {"ece": Cell(0.0418, best=True)}, n_runs=1)
+        >>> table = Table("t", "One row", (Column("ece", "ECE"),), (Section("CIFAR-10", (row,)),))
+        >>> print(to_markdown(table, heading=None))
         | Method | Seeds | ECE (%) |
         |:--|--:|--:|
         | CE | 1 | **4.180** |
@@ -72,17 +54,12 @@ def to_markdown(table: Table, *, heading: str | None = "###", notes: Sequence[st
     for section in table.sections:
         if heading and section.title:
             parts.append(f"{heading}# {section.title}\n")
-        rows = [table.heads]
-        for line in section.lines:
-            label = f"*{escape_markdown(line.label)}*" if line.kind == "paper" else escape_markdown(line.label)
-            rows.append(
-                [label, *_describe(table, line), *(write_number(line, column, best="**{}**") for column in table.columns)]
-            )
-        parts.append(_grid(rows))
-    below = table.notes if notes is None else notes
-    if below:
-        parts.append("\n".join(below) + "\n")
-    return "\n".join(parts)
+        lines = [table.heads]
+        for row in section.rows:
+            label = f"*{escape_markdown(row.label)}*" if row.kind == "paper" else escape_markdown(row.label)
+            lines.append([label, *map(row.info, table.info), *(write_number(row, c, best="**{}**") for c in table.columns)])
+        parts.append(_grid(lines))
+    return "\n".join([*parts, *(["\n".join(table.notes) + "\n"] if table.notes else [])])
 
 
 def to_latex(table: Table) -> str:
@@ -96,15 +73,15 @@ def to_latex(table: Table) -> str:
             A table wider than the page shrinks.
 
     Example:
-        >>> from calibrant.grid.tables import Cell
-        >>> line = Line("FLγ-SECE", "flgamma-sece", {"ece": Cell(0.0214, 0.0082)}, runs=5)
-        >>> table = Table("t", "A 100% test", (Column("ece", "ECE", "ece"),), (Section("CIFAR-10", (line,), "cifar10"),))
-        >>> print(to_latex(table))
+        >>> from calibrant.report.rows import Cell, Section
+        >>> row = Row("FLγ-SECE", "flgamma-sece", {"ece": Cell(0.0214, 0.0082)}, n_runs=5)
+        >>> columns, section = (Column("ece", "ECE"),), Section("CIFAR-10", (row,), "cifar10")
+        >>> print(to_latex(Table("t", "A 100% test", columns, (section,), notes=("Of 5 seeds.",))))
         % needs \usepackage{booktabs,graphicx}
         \begin{table}[htb]
         \centering
         \footnotesize
-        \caption{A 100\% test. Mean $\pm$ standard deviation over runs of different seeds (n $-$ 1); Seeds is their number.}
+        \caption{A 100\% test. Of 5 seeds.}
         \label{tab:t-cifar10}
         \resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%
         \begin{tabular}{lrr}
@@ -118,14 +95,14 @@ def to_latex(table: Table) -> str:
         \end{table}
         <BLANKLINE>
     """
-    width, (first, *others) = len(table.heads), table.notes
+    width, others = len(table.heads), table.notes[1:]
     kind, place = ("table", "htb") if width <= _NARROW else ("table*", "tb")
     lines = [
         r"% needs \usepackage{booktabs,graphicx}",
         rf"\begin{{{kind}}}[{place}]",
         r"\centering",
         r"\footnotesize",
-        rf"\caption{{{escape_latex(f'{table.title}. {first}')}}}",
+        rf"\caption{{{escape_latex('. '.join([table.title, *table.notes[:1]]))}}}",
         rf"\label{{tab:{_label(table)}}}",
         _FIT,
         rf"\begin{{tabular}}{{l{'r' * (width - 1)}}}",
@@ -135,10 +112,10 @@ def to_latex(table: Table) -> str:
     for section in table.sections:
         lines.append(r"\midrule")
         lines += [rf"\multicolumn{{{width}}}{{c}}{{{escape_latex(section.title)}}} \\"] if section.title else []
-        for line in section.lines:
-            label = rf"\quad \textit{{{escape_latex(line.label)}}}" if line.kind == "paper" else escape_latex(line.label)
-            info = [escape_latex(text) for text in _describe(table, line)]
-            lines.append(_latex_row([label, *info, *(write_number(line, column, latex=True) for column in table.columns)]))
+        for row in section.rows:
+            label = rf"\quad \textit{{{escape_latex(row.label)}}}" if row.kind == "paper" else escape_latex(row.label)
+            info = [escape_latex(row.info(name)) for name in table.info]
+            lines.append(_latex_row([label, *info, *(write_number(row, column, latex=True) for column in table.columns)]))
     below = [r"\par\smallskip", r"\begin{minipage}{\linewidth}\footnotesize"]
     below += [*map(escape_latex, others), r"\end{minipage}"]
     lines += [r"\bottomrule", r"\end{tabular}}", *(below if others else ()), rf"\end{{{kind}}}"]
@@ -153,9 +130,9 @@ def to_csv(table: Table) -> str:
     there were. What is unknown is empty. A name that a spreadsheet would run as a formula has an apostrophe in front.
 
     Example:
-        >>> from calibrant.grid.tables import Cell
-        >>> line = Line("CE", "ce", {"ece": Cell(0.0418, values=(0.0418,))}, runs=1, seeds=(0,))
-        >>> table = Table("t", "One row", (Column("ece", "ECE", "ece"),), (Section("CIFAR-10", (line,), "cifar10"),))
+        >>> from calibrant.report.rows import Cell, Section
+        >>> row = Row("CE", "ce", {"ece": Cell(0.0418, values=(0.0418,))}, n_runs=1, seeds=(0,))
+        >>> table = Table("t", "One row", (Column("ece", "ECE"),), (Section("CIFAR-10", (row,), "cifar10"),))
         >>> to_csv(table).splitlines()[1]
         't,cifar10,,ours,ce,,,,ece,0.0418,,1,0,0.0418,false,,,'
     """
@@ -163,46 +140,46 @@ def to_csv(table: Table) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(CSV_COLUMNS)
     for section in table.sections:
-        for line in section.lines:
-            writer.writerows([_written(found.get(name)) for name in CSV_COLUMNS] for found in _tidy(table, section, line))
+        for row in section.rows:
+            common = _facts(row) | {"table": table.name, "source": row.kind, "data": section.data}
+            lines = [
+                common | vars(cell) | {"metric": column.key, "test_over": cell.over}
+                for column in table.columns
+                if (cell := row.cells.get(column.key)) is not None
+            ]
+            if "calibrated" in table.info and row.runs:
+                lines.append(common | {"metric": CALIBRATED, "values": _calibrated(row)})
+            writer.writerows([_written(line.get(name)) for name in CSV_COLUMNS] for line in lines)
     return text.getvalue()
 
 
 def to_json(table: Table) -> str:
-    """Write a table as strict JSON: its columns, sections, lines and cells as they are, rates as fractions.
+    """Write a table as strict JSON: its columns, sections, rows and cells as they are, rates as fractions.
 
     Example:
-        >>> from calibrant.grid.tables import Cell
-        >>> line = Line("CE", "ce", {"ece": Cell(0.0418)}, runs=1)
-        >>> table = Table("t", "One row", (Column("ece", "ECE", "ece"),), (Section("CIFAR-10", (line,)),))
+        >>> from calibrant.report.rows import Cell, Section
+        >>> row = Row("CE", "ce", {"ece": Cell(0.0418)}, n_runs=1)
+        >>> table = Table("t", "One row", (Column("ece", "ECE"),), (Section("CIFAR-10", (row,)),))
         >>> json.loads(to_json(table))["sections"][0]["lines"][0]["cells"]["ece"]["mean"]
         0.0418
     """
 
-    def plain(line: Line) -> dict[str, object]:
-        found = {key: value for key, value in vars(line).items() if key not in _NOT_IN_JSON}
-        return found | {"cells": {key: vars(cell) for key, cell in line.cells.items()}}
+    def plain(row: Row) -> dict[str, object]:
+        cells = {column.key: vars(row.cells[column.key]) for column in table.columns if column.key in row.cells}
+        return {"label": row.label, "kind": row.kind, **_facts(row), "calibrated_p": _calibrated(row), "cells": cells}
 
-    columns = [{key: value for key, value in vars(column).items() if key != "data"} for column in table.columns]
     sections = [
-        {"title": part.title, "data": part.data, "model": part.model, "lines": [plain(line) for line in part.lines]}
+        {"title": part.title, "data": part.data, "model": part.model, "lines": [plain(row) for row in part.rows]}
         for part in table.sections
     ]
-    data = {"name": table.name, "title": table.title, "notes": table.notes, "columns": columns, "sections": sections}
-    return json.dumps(without_nan(data), indent=1, ensure_ascii=False) + "\n"
-
-
-def to_page_table(table: Table) -> FinishedTable:
-    """Write the numbers of a table as text for the page of a report."""
-    from calibrant.report.page_runs import FinishedTable, TableRow
-
-    def row(line: Line) -> TableRow:
-        info = [(text, False) for text in _describe(table, line)]
-        cells = [(write_number(line, c), c.key in line.cells and line.cells[c.key].best) for c in table.columns]
-        return TableRow(line.label, (*info, *cells), line.kind == "paper")
-
-    parts = tuple((section.title, tuple(map(row, section.lines))) for section in table.sections)
-    return FinishedTable(table.title, tuple(table.heads), parts, table.notes)
+    data = {
+        "name": table.name,
+        "title": table.title,
+        "notes": table.notes,
+        "columns": [*map(vars, table.columns)],
+        "sections": sections,
+    }
+    return json.dumps(without_nan(data | {"sections": sections}), indent=1, ensure_ascii=False) + "\n"
 
 
 def write_table(table: Table, folder: str | Path) -> list[Path]:
@@ -220,35 +197,6 @@ def write_table(table: Table, folder: str | Path) -> list[Path]:
             # A name read from a file may hold half a surrogate pair, which UTF-8 has no bytes for.
             handle.write(form(table).encode(errors="replace"))
     return files
-
-
-class PageRows(NamedTuple):
-    """Runs as a page and figures show them: presets name what rows are told apart by; what the table says of each; notes."""
-
-    entries: list[Entry]
-    told: list[InTable]
-    notes: list[str]
-
-
-def page_rows(table: Table) -> PageRows:
-    """Return the runs of a comparison, with every metric that a page shows, for `render_page` and for figures."""
-    from calibrant.report.page_runs import InTable
-
-    found = PageRows([], [], [])
-    for number, section in enumerate(table.sections):
-        rows = [(line, line.row) for line in section.lines if line.row is not None]
-        for line, row in rows:
-            tested = {key: cell.p_value for key, cell in line.cells.items() if cell.p_value is not None}
-            info = {INFO_NAMES[name]: line.info(name) for name in table.info if name != "seeds"}
-            # Figures tell rows of one method apart by the preset and the settings that the table names.
-            preset = [line.preset] if line.preset not in (None, "default") else []
-            variant = ", ".join([*preset, *line.shown]) if line.shown else line.preset
-            best = frozenset(key for key, cell in line.cells.items() if cell.best)
-            found.entries.extend(replace(entry, preset=variant) for entry in row.runs)
-            found.told.extend([InTable(number, row is rows[0][1], tested, info, best)] * len(row.runs))
-    # The page says itself of how many examples its rows are.
-    found.notes.extend(notes_of(name_methods(table), sizes=False))
-    return found
 
 
 def write_outputs(
@@ -270,42 +218,49 @@ def write_outputs(
 
     # The page shows the Brier score, too.
     wide = compare_table(entries, metrics=columns_of(entries), paper=paper, calibrated=True, name="table")
-    wide = replace(wide, remarks=(*missing, *wide.remarks))
-    table = replace(wide, columns=tuple(column for column in wide.columns if column.metric != "brier"))
-    files, rows = write_table(table, folder), page_rows(wide)
-    # The page has a table of its own, without the paper's numbers.
-    quoted = [to_page_table(name_methods(table))] if paper else []
-    bins = (10, 15, 20, 50, 100) if figures else ()
-    return table, (*files, *write_page(rows, folder, tables=quoted, notes=[] if paper else rows.notes, bins=bins))
+    wide = replace(wide, notes=(*missing, *wide.notes))
+    table = replace(wide, columns=tuple(column for column in wide.columns if column.key != "brier"))
+    files = write_table(table, folder)
+    return table, (*files, *write_page(wide, folder, bins=(10, 15, 20, 50, 100) if figures else ()))
 
 
 def write_page(
-    rows: PageRows,
-    folder: Path,
-    *,
-    tables: Sequence[FinishedTable] = (),
-    notes: Sequence[str] = (),
-    title: str | None = None,
-    bins: Sequence[int] = (15,),
+    table: Table, folder: Path, *, above: Table | None = None, title: str = "", bins: Sequence[int] = ()
 ) -> list[Path]:
-    """Write ``report.html`` and, with so many ``bins`` in their reliability diagrams, ``figures/``; none draws no figures."""
+    """Write ``report.html`` of a table and its runs, and ``figures/``, where older figures are removed.
+
+    Args:
+        table: The table.
+        folder: Where to.
+        above: Another table, to show before it.
+        title: Title of the page.
+        bins: How many bins reliability diagrams are to have; without any, there are no figures.
+
+    Returns:
+        The files.
+    """
     # matplotlib takes a while to load, and is not needed until the last run has ended.
-    from calibrant.metrics.chance import bin_sweep
     from calibrant.report.figures import FIGURES, draw_all
     from calibrant.report.page import render_page
     from calibrant.report.save import clear_figures
 
-    # Page and figures would both work them out.
-    entries = [
-        replace(entry, sweep=bin_sweep(entry.test)) if entry.sweep is None and entry.test is not None else entry
-        for entry in rows.entries
-    ]
+    rows = [replace(row, runs=tuple(map(_with_sweep, row.runs))) for row in table.rows]
+    left = iter(rows)
+    sections = tuple(replace(part, rows=tuple(next(left) for _ in part.rows)) for part in table.sections)
     page = folder / "report.html"
-    text = render_page(entries=entries, told=rows.told, tables=tables, notes=notes, title=title)
     with atomic_writer(page) as handle:
+        text = render_page(table=replace(table, sections=sections), above=above, title=title or None)
         handle.write(text.encode(errors="replace"))
     clear_figures(folder / "figures", FIGURES)
+    entries = [run for row in rows for run in row.runs]
     return [page, *(draw_all(entries, folder / "figures", n_bins=tuple(bins)).files if bins else ())]
+
+
+def _with_sweep(run: Entry) -> Entry:
+    """A run with what page and figures would both work out."""
+    from calibrant.metrics.chance import bin_sweep
+
+    return run if run.sweep is not None or run.test is None else replace(run, sweep=bin_sweep(run.test))
 
 
 def escape_markdown(text: str) -> str:
@@ -325,13 +280,9 @@ def escape_latex(text: str) -> str:
     return "".join(_SIGNS.get(sign, sign) for sign in held).replace(r"FL$\gamma$", r"FL$_{\gamma}$")
 
 
-def _describe(table: Table, line: Line) -> list[str]:
-    return [line.info(name) for name in table.info]
-
-
-def write_number(line: Line, column: Column, *, digits: int = 3, best: str = "{}", latex: bool = False) -> str:
+def write_number(row: Row, column: Column, *, digits: int = 3, best: str = "{}", latex: bool = False) -> str:
     """A number as text: mean ± standard deviation, marked if it differs."""
-    cell = line.cells.get(column.key)
+    cell = row.cells.get(column.key)
     if cell is None:
         return escape_latex(EMPTY) if latex else EMPTY
     text = " ± ".join(filter(None, cell.shown(column, digits=digits)))
@@ -354,20 +305,22 @@ def _latex_row(cells: list[str]) -> str:
 
 def _label(table: Table) -> str:
     """Name, data sets and networks of a table, in letters that a reference may have."""
-    data = [*(section.data for section in table.sections), *(column.data for column in table.columns)]
-    words = [table.name, *data, *(line.model for line in table.lines if line.kind != "paper")]
+    words = [
+        table.name,
+        *(section.data for section in table.sections),
+        *(row.model for row in table.rows if row.kind != "paper"),
+    ]
     return re.sub(r"[^A-Za-z0-9:.]+", "-", "-".join(dict.fromkeys(word for word in words if word))).strip("-")
 
 
-def _tidy(table: Table, section: Section, line: Line) -> Iterator[dict[str, object]]:
-    common = vars(line) | {"table": table.name, "source": line.kind, "data": section.data}
-    for column in table.columns:
-        cell = line.cells.get(column.key)
-        if cell is not None:
-            own = {"data": column.data or section.data, "metric": column.metric, "test_over": cell.over}
-            yield common | vars(cell) | own
-    if "calibrated" in table.info and line.calibrated_p:
-        yield common | {"metric": CALIBRATED, "values": line.calibrated_p}
+def _facts(row: Row) -> dict[str, object]:
+    """What is known of a row besides its numbers."""
+    found = {key: getattr(row, key) for key in ("method", "preset", "epochs", "model", "seeds", "examples", "choices")}
+    return found | {"runs": row.n_runs, "settings": tuple(f"{key}={value}" for key, value in row.settings.items())}
+
+
+def _calibrated(row: Row) -> tuple[float, ...]:
+    return tuple(run.scores.ece_if_calibrated.p_value for run in row.runs)
 
 
 def _written(value: object) -> object:

@@ -453,38 +453,6 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     return found
 
 
-def welch_t(first: Sequence[float], second: Sequence[float]) -> float | None:
-    r"""Two-sided p-value of Welch's t for two samples of equal mean whose variances may differ.
-
-    With means :math:`\bar x_k`, variances :math:`s_k^2` and sizes :math:`n_k`, and :math:`v_k = s_k^2 / n_k`,
-
-    .. math:: t = \frac{\bar x_1 - \bar x_2}{\sqrt{v_1 + v_2}}, \qquad
-        \nu = \frac{(v_1 + v_2)^2}{v_1^2 / (n_1 - 1) + v_2^2 / (n_2 - 1)}
-
-    Returns:
-        The p-value; without any spread 1 where the means are equal and 0 where not; None where a sample has fewer than two
-        values, or one is not finite.
-
-    Example:
-        >>> round(welch_t([1.0, 2.0, 3.0], [4.0, 6.0, 8.0]), 4)
-        0.0548
-
-    Reference:
-        Welch, Biometrika 1947.
-    """
-    from scipy.special import stdtr
-
-    (one, std), (two, other_std) = mean_and_std(first), mean_and_std(second)
-    if std is None or other_std is None:
-        return None
-    parts = (std**2 / len(first), other_std**2 / len(second))
-    error = math.sqrt(sum(parts))
-    if error <= _NOTHING:
-        return float(abs(one - two) <= _NOTHING)
-    freedom = error**4 / (parts[0] ** 2 / (len(first) - 1) + parts[1] ** 2 / (len(second) - 1))
-    return float(2 * stdtr(freedom, -abs(one - two) / error))
-
-
 def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:
     """Mean and, of two values or more, standard deviation (divided by n - 1).
 

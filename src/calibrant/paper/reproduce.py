@@ -12,11 +12,12 @@ from calibrant.core.scores import Entry
 from calibrant.data import DATASETS
 from calibrant.engine.recipe import Recipe, override
 from calibrant.grid.compare import Comparison, compare
-from calibrant.grid.export import page_rows, to_page_table, write_page, write_table
+from calibrant.grid.export import write_page, write_table
 from calibrant.grid.paper import load_paper
 from calibrant.grid.schedule import Cell, Watch, parse_seeds, plan_cells
-from calibrant.grid.tables import Table, compare_table
+from calibrant.grid.tables import compare_table
 from calibrant.paper.tables import make_paper_table
+from calibrant.report.rows import Table
 
 # Methods of the paper's reliability diagrams and learning curves.
 _DRAWN: tuple[str, ...]
@@ -126,12 +127,12 @@ def write_report(
     shown = [replace(entry, data=f"{entry.data} (quick)") for entry in entries] if plan.quick else list(entries)
     table = None if plan.name == "figures" else make_paper_table(plan.name, shown, paper=not plan.quick)
     # Where runs of cross-entropy failed there may be no differences to it, but there are still results.
-    table = table or compare_table(shown, paper=not plan.quick, calibrated=True, labels="name")
+    table = table or compare_table(shown, paper=not plan.quick, calibrated=True)
     name, notes = (f"{plan.name}-quick", [_QUICK_NOTE]) if plan.quick else (plan.name, [])
-    table = replace(table, name=name, title=plan.title, remarks=(*missing, *notes, *table.remarks))
+    table = replace(table, name=name, title=plan.title, notes=(*missing, *notes, *table.notes))
     files = write_table(table, folder)
-    rows = page_rows(compare_table(shown, metrics=columns_of(shown), calibrated=True))
+    runs = compare_table(shown, metrics=columns_of(shown), calibrated=True)
     drawn = plan.name == "figures"
     title = plan.title if drawn else f"Table {plan.name.removeprefix('table')}: {plan.title}"
-    page = write_page(rows, folder, tables=[to_page_table(table)], title=title, bins=_BINS if drawn else (15,))
+    page = write_page(runs, folder, above=table, title=title, bins=_BINS if drawn else (15,))
     return table, (*files, *page)

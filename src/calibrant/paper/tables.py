@@ -15,12 +15,13 @@ from urllib.parse import quote
 
 from calibrant.core.scores import Entry
 from calibrant.grid.collect import load_results, result_name
-from calibrant.grid.export import escape_markdown, page_rows, to_markdown
+from calibrant.grid.export import escape_markdown, to_markdown
 from calibrant.grid.paper import load_paper, paper_table
-from calibrant.grid.rows import CHOICES, catalogue_order, comparable, settings_of
-from calibrant.grid.tables import Cell, Column, Info, Line, Section, Table, compare_table, paper_line, paper_notes
+from calibrant.grid.rows import catalogue_order
+from calibrant.grid.tables import compare_table, notes_of, paper_notes, row_of_paper
 from calibrant.io.files import atomic_writer
 from calibrant.metrics.paired import compare_runs, holm
+from calibrant.report.rows import CHOICES, Cell, Column, Info, Row, Section, Table, comparable, settings_of
 
 # Columns that every table of the page has.
 _INFO: tuple[Info, ...] = ("preset", "epochs")
@@ -55,7 +56,7 @@ def make_paper_table(name: str, entries: Iterable[Entry], *, paper: bool = False
         >>> from calibrant import Predictions, measure
         >>> scores = measure(Predictions(probs=[[0.9, 0.1], [0.2, 0.8]] * 20, labels=[0, 0] * 20))
         >>> runs = [Entry("cifar10", method, scores, model="resnet18", epochs=350) for method in ("flsd", "ce", "brier")]
-        >>> [line.label for line in make_paper_table("table1", runs).lines]
+        >>> [row.label for row in make_paper_table("table1", runs).rows]
         ['CE', 'FLSD']
     """
     source = paper_table(name)
@@ -66,46 +67,45 @@ def make_paper_table(name: str, entries: Iterable[Entry], *, paper: bool = False
     kept.sort(key=lambda entry: (order.get(entry.data, 3), methods.index(entry.method), len(settings_of(entry))))
     if not kept:
         return None
-    build = partial(compare_table, kept, labels="name", info=info, name=name, title=source.title)
+    build = partial(compare_table, kept, info=info, name=name, title=source.title)
     if name not in ("table3", "table5"):
         return build(paper=paper, calibrated=True)
     # No row of these tables is what the others are tested against: Table 3 has none, Table 5 leaves it out.
     table = build(metrics=("ece", "error") if name == "table3" else ("error", "ece"), test=False, calibrated=name == "table3")
     sections, columns = [], tuple(replace(c, name=f"Δ {c.name}") if name == "table5" else c for c in table.columns)
     for section in table.sections:
-        lines = section.lines if name == "table3" else _differences(section, table.columns)
-        lines = _beside(name, replace(section, lines=lines), table.columns) if paper else lines
-        sections += [replace(section, lines=lines)] if lines else []
-    shown = replace(table, columns=columns, sections=tuple(sections), base="CE", tested=name == "table5")
-    return shown if sections else None
+        rows = section.rows if name == "table3" else _differences(section, table.columns)
+        rows = _beside(name, replace(section, rows=rows)) if paper else rows
+        sections += [replace(section, rows=rows)] if rows else []
+    shown = replace(table, columns=columns, sections=tuple(sections), base="CE")
+    return replace(shown, notes=notes_of(shown, tested=name == "table5")) if sections else None
 
 
-def _differences(section: Section, columns: Sequence[Column]) -> tuple[Line, ...]:
-    """What each line changes against one of cross-entropy that it may be compared with, over the seeds that both have."""
-    rows = [(line, line.row) for line in section.lines if line.row is not None]
-    bases = [row for _, row in rows if row.method == "ce"]
-    pairs = [(line, row, [base for base in bases if comparable(base, row)]) for line, row in rows if row.method != "ce"]
-    pairs = [(line, row, found) for line, row, found in pairs if found]
-    tests = [compare_runs(found[0].runs, row.runs, [column.metric for column in columns]) for _, row, found in pairs]
+def _differences(section: Section, columns: Sequence[Column]) -> tuple[Row, ...]:
+    """What each row changes against one of cross-entropy that it may be compared with, over the seeds that both have."""
+    bases = [row for row in section.rows if row.method == "ce"]
+    pairs = [(row, [base for base in bases if comparable(base, row)]) for row in section.rows if row.method != "ce"]
+    pairs = [(row, found) for row, found in pairs if found]
+    tests = [compare_runs(found[0].runs, row.runs, [column.key for column in columns]) for row, found in pairs]
     corrected = {c.key: holm([test[c.key].p_value if c.key in test else None for test in tests]) for c in columns}
-    lines = []
-    for place, ((line, row, found), test) in enumerate(zip(pairs, tests, strict=True)):
+    rows = []
+    for place, ((row, found), test) in enumerate(zip(pairs, tests, strict=True)):
         cells = {key: Cell(d.mean, d.std, d.values, p_value=corrected[key][place], over=d.over) for key, d in test.items()}
         seeds = tuple(sorted({*row.seeds} & {*found[0].seeds}))
-        lines.append(replace(line, cells=cells, kind="difference", runs=len(seeds) or None, seeds=seeds, calibrated_p=()))
-    return tuple(lines)
+        rows.append(replace(row, cells=cells, kind="difference", runs=(), n_runs=len(seeds) or None, seeds=seeds))
+    return tuple(rows)
 
 
-def _beside(name: str, section: Section, columns: Sequence[Column]) -> tuple[Line, ...]:
+def _beside(name: str, section: Section) -> tuple[Row, ...]:
     """Put the numbers of Table 3 or 5 of the paper below ours, method by method; Table 3 shows all that were published."""
-    source, lines = paper_table(name), []
-    for method in dict.fromkeys([*source.methods, *(line.method for line in section.lines)]):
-        ours = [line for line in section.lines if line.method == method]
-        lines += ours
-        for row in source.rows.get(section.data or "", ()) if ours or name == "table3" else ():
+    source, rows = paper_table(name), []
+    for method in dict.fromkeys([*source.methods, *(row.method for row in section.rows)]):
+        ours = [row for row in section.rows if row.method == method]
+        rows += ours
+        for row in source.rows.get(section.data, ()) if ours or name == "table3" else ():
             label = f"published: {row.label}{f' [{row.model}]' if row.model else ''}" if name == "table3" else "in the paper"
-            lines += [paper_line(row, table=name, columns=columns, label=label)] if row.method == method else []
-    return tuple(lines)
+            rows += [row_of_paper(row, table=name, label=label)] if row.method == method else []
+    return tuple(rows)
 
 
 def make_paper_tables(entries: Sequence[Entry], *, info: tuple[Info, ...] = ()) -> dict[str, Table]:
@@ -117,7 +117,7 @@ def make_paper_tables(entries: Sequence[Entry], *, info: tuple[Info, ...] = ()) 
     for name, source in load_paper().tables.items():
         kept = [entry for entry in entries if source.model is None or entry.model in (source.model, None)]
         table = make_paper_table(name, kept, paper=True, info=info)
-        ours = {line.method for line in table.lines if line.kind != "paper"} if table else set()
+        ours = {row.method for row in table.rows if row.kind != "paper"} if table else set()
         if table is not None and (len(ours) > 1 or name in ("table1", "table4", "table5")):
             found[name] = table
     return found
@@ -138,9 +138,7 @@ def render_results(entries: Sequence[Entry], *, link: str, command: str, figures
     """
     entries = sorted(entries, key=catalogue_order)
     tables = make_paper_tables(entries, info=_INFO)
-    shown = {
-        (part.data, part.model, line.method) for table in tables.values() for part in table.sections for line in part.lines
-    }
+    shown = {(part.data, part.model, row.method) for table in tables.values() for part in table.sections for row in part.rows}
     others = [entry for entry in entries if (entry.data, entry.model, entry.method) not in shown]
     parts, told = [_head(entries, command)], dict[str, None]()
     for name, table in tables.items():
@@ -149,9 +147,9 @@ def render_results(entries: Sequence[Entry], *, link: str, command: str, figures
         told |= dict.fromkeys(notes)
         kept = [note for note in table.notes if note.removeprefix("The paper's ") not in notes]
         title = f"Table {name.removeprefix('table')}: {table.title}"
-        parts.append(to_markdown(replace(table, title=title), heading="##", notes=kept))
+        parts.append(to_markdown(replace(table, title=title, notes=tuple(kept)), heading="##"))
     if others:
-        table = compare_table(others, calibrated=True, labels="name", info=_INFO, name="others", title="Other runs")
+        table = compare_table(others, calibrated=True, info=_INFO, name="others", title="Other runs")
         parts.append(to_markdown(table, heading="##"))
     parts += ["## Figures\n", *map(_figure, figures)] if figures else []
     parts += ["## Runs\n", "What every row was made of; the record holds all metrics with their 95 % intervals.\n"]
@@ -246,8 +244,7 @@ def _draw(entries: Sequence[Entry], folder: Path) -> list[Path]:
     from calibrant.report.save import clear_figures
 
     clear_figures(folder, FIGURES)
-    rows = page_rows(compare_table(sorted(entries, key=catalogue_order), test=False)).entries
-    drawn = draw_all(rows, folder, n_bins=(15,)).files
+    drawn = draw_all(sorted(entries, key=catalogue_order), folder, n_bins=(15,)).files
     for file in drawn:
         if file.suffix != ".png":
             file.unlink()

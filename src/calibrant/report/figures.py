@@ -16,11 +16,11 @@ import numpy as np
 
 from calibrant.core.binning import top_label
 from calibrant.core.checks import check_count
-from calibrant.core.scores import BinSweep, Entry, common_size, usual_size
+from calibrant.core.scores import BinSweep, Entry
 from calibrant.metrics.chance import BIN_COUNTS, bin_sweep
 from calibrant.metrics.diagram import PALETTE
 from calibrant.report.reliability import draw_reliability_grid, prepare_reliability
-from calibrant.report.rows import Group, Row, Style, group_rows
+from calibrant.report.rows import Row, Section, Style, group_rows
 from calibrant.report.save import (
     COLUMN_WIDTH,
     TEXT_WIDTH,
@@ -295,7 +295,7 @@ class TradeoffPoint(NamedTuple):
     """A row's place: mean error and ECE over its seeds, their standard deviations (n - 1; None for a single seed).
 
     ``best`` says whether it is on the Pareto front: no other row of as many test examples is as good in both and better in one.
-    A part of a test set may be an easy one, so a row of another number than the usual one is not on it.
+    A part of a test set may be an easy one, so a row of fewer examples is not on it.
     """
 
     label: str
@@ -311,10 +311,8 @@ class TradeoffPoint(NamedTuple):
 def prepare_tradeoff(rows: Sequence[Row]) -> list[TradeoffPoint]:
     """Take error and ECE of all rows that have both from their scores, and find the Pareto front."""
     placed = [(row, values) for row in rows if len(values := _error_and_ece(row))]
-    usual = usual_size(run for row in rows for run in row.runs)
-    # Where no row is of the usual number, as where its runs have no ECE, the others have only each other.
-    sizes = [common_size(row.runs) for row, _ in placed]
-    held = [size == usual or usual not in sizes for size in sizes]
+    most = max((row.examples or 0 for row, _ in placed), default=0)
+    held = [row.examples == most for row, _ in placed]
     rivals = [values.mean(0) for is_held, (_, values) in zip(held, placed, strict=True) if is_held]
     points = []
     for is_held, (row, values) in zip(held, placed, strict=True):
@@ -634,18 +632,18 @@ def draw_all(
     return done
 
 
-def _records(kind: FigureKind, group: Group, *, seed: int | None, n_bins: int | None = None) -> Sequence[Any]:
+def _records(kind: FigureKind, group: Section, *, seed: int | None, n_bins: int | None = None) -> Sequence[Any]:
     chosen: dict[str, int | None] = {"seed": seed} if kind.of_run else {}
     return kind.prepare(group.rows, **(chosen | ({"n_bins": n_bins} if kind.of_bins else {})))
 
 
-def _title(kind: FigureKind, group: Group, *, seed: int | None, n_bins: int | None) -> str:
+def _title(kind: FigureKind, group: Section, *, seed: int | None, n_bins: int | None) -> str:
     seeds = {row.run(seed).seed for row in group.rows} - {None}
     said = [f"seed {seeds.pop()}"] if kind.of_run and len(seeds) == 1 else []
     return ", ".join([group.title, *said, *([] if n_bins is None else [f"{n_bins} bins"])])
 
 
-def page_charts(groups: Sequence[Group]) -> list[dict[str, object]]:
+def page_charts(groups: Sequence[Section]) -> list[dict[str, object]]:
     """The figures of runs as pictures in a page, one panel each and without legends of rows.
 
     A chart has a picture (``svg``) for each ``choice`` of a reader and each group (``place``, its number).

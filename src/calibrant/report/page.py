@@ -10,7 +10,7 @@ import base64
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -51,9 +51,9 @@ from calibrant.metrics.verdict import (
     write_percent,
     write_value,
 )
-from calibrant.report.page_runs import FinishedTable, InTable, Verdict, give_runs_verdict, group_entries, place_of, table_view
+from calibrant.report.page_runs import Verdict, give_runs_verdict, plain_table
 from calibrant.report.reliability import counts_examples, error_and_ece, kept_bins
-from calibrant.report.rows import group_rows
+from calibrant.report.rows import Section, Table
 
 _SCRIPTS = ("svg.js", "reliability.js", "shares.js", "classes.js", "runs.js", "main.js")
 # Where the slider stops; the number of bins asked for is added. The histogram is drawn from the 20.
@@ -134,9 +134,8 @@ def render_page(
     *,
     repaired: Repair | None = None,
     entries: Sequence[Entry] = (),
-    told: Sequence[InTable] | None = None,
-    tables: Sequence[FinishedTable] = (),
-    notes: Sequence[str] = (),
+    table: Table | None = None,
+    above: Table | None = None,
     title: str | None = None,
     verdict: Verdict | None = None,
     n_resamples: int = 1000,
@@ -150,17 +149,15 @@ def render_page(
         examined: Predictions and their scores; None for a page of runs only.
         repaired: What a repair did for them.
         entries: Runs to compare, of any data sets; those that differ only in their seed make one row.
-        told: For each entry, what a table says of its row: verdict and table of runs then say the same. By default the least
-            value of a data set and network is the best.
-        tables: Finished tables to show before the runs; where one has all that the table of runs has, that can be opened.
-        notes: Sentences below the table of runs: how they were trained, tested and marked, and what is doubtful.
+        table: A table of runs to show in place of ``entries``, with what was tested and marked in it.
+        above: Another table, to show before the runs.
         title: Title of the page; made from the file or the data sets by default.
         verdict: What stands at the top, where `verdict_of` was asked for it already.
         n_resamples: Resamples behind what a calibrated model would show for each number of bins; as in `calibrant.measure`.
         seed: Their seed; as in `calibrant.measure`.
 
     Returns:
-        The page. Raises ``ValueError`` if there is nothing to show, or ``told`` is not about these entries.
+        The page. Raises ``ValueError`` if there is nothing to show.
 
     Example:
         >>> from calibrant import Predictions, measure
@@ -169,25 +166,23 @@ def render_page(
         >>> page.startswith("<!doctype html>"), "<title>Coins</title>" in page
         (True, True)
     """
-    if examined is None and (repaired is not None or not entries):
+    table = plain_table(entries) if table is None and entries else table
+    if examined is None and (repaired is not None or table is None):
         raise ValueError("render_page: `examined` or `entries` must be given, got neither.")
-    if told is not None and len(told) != len(entries):
-        raise ValueError(f"render_page: `told` must have one part an entry, got {len(told)} for {len(entries)}.")
     if verdict is None:
-        verdict = verdict_of(examined, repaired=repaired, entries=entries, told=told)
-    rows = group_entries(entries, told=told)
-    names = [Path(examined.scores.file or "Predictions").name] if examined else dict.fromkeys(row.place for row in rows)
-    view: dict[str, object] = {"verdict": verdict, "title": title or ", ".join(filter(None, names)) or "Runs compared"}
-    view |= {"examined": examined, "repaired": repaired, "runs": None, "tables": tables, "version": __version__}
+        verdict = verdict_of(examined, repaired=repaired, table=table)
+    sections = table.sections if table else ()
+    names = [Path(examined.scores.file or "Predictions").name] if examined else [section.title for section in sections]
+    view: dict[str, object] = {"verdict": verdict, "title": title or "; ".join(names), "version": __version__}
+    view |= {"examined": examined, "repaired": repaired, "runs": None, "table": table, "above": above}
     data: dict[str, object] = {"runs": [], "predictions": None, "gridStops": GRID_STOPS}
     view["words"], view["run_words"] = _words(examined), _words(None)
     view["after"] = after = None if repaired is None or repaired.name == "none" else repaired.after
     if examined is not None:
         data["predictions"] = _predictions_data(examined, after, repaired, n_resamples=n_resamples, seed=seed)
         view["mistakes"] = confident_mistakes(examined.predictions, None if after is None else after.predictions)
-    if entries:
-        charts, data["runs"] = _run_charts(entries)
-        view["runs"] = charts | table_view(rows, tables) | {"notes": notes, "is_told_best": told is not None}
+    if sections:
+        view["runs"], data["runs"] = _run_charts(sections)
     return _fill(view, data)
 
 
@@ -195,13 +190,12 @@ def verdict_of(
     examined: Examined | None = None,
     *,
     repaired: Repair | None = None,
-    entries: Sequence[Entry] = (),
-    told: Sequence[InTable] | None = None,
+    table: Table | None = None,
 ) -> Verdict:
     """Return what stands at the top of the page of these records; see `render_page`."""
     if examined is not None:
         return give_verdict(examined.scores, repaired)
-    return give_runs_verdict(group_entries(entries, told=told), n_runs=len(entries))
+    return give_runs_verdict(table.sections if table else ())
 
 
 def give_verdict(scores: Scores, repaired: Repair | None) -> Verdict:
@@ -247,22 +241,22 @@ def _label(name: str) -> str:
     return "doing nothing" if name == "none" else name
 
 
-def _run_charts(entries: Sequence[Entry]) -> tuple[dict[str, object], list[dict[str, object]]]:
+def _run_charts(sections: Sequence[Section]) -> tuple[dict[str, object], list[dict[str, object]]]:
     """The charts of every data set and network: what the template writes, and what the scripts draw diagrams from."""
     # matplotlib takes a while to load.
     from calibrant.report.figures import page_charts, swatch
 
-    groups = group_rows(entries)
+    ours = [replace(section, rows=tuple(row for row in section.rows if row.runs)) for section in sections]
     legends = [
-        [(row.label, swatch(row, f"key-{place}-{number}")) for number, row in enumerate(group.rows)]
-        for place, group in enumerate(groups)
+        [(row.label, swatch(row, f"key-{place}-{number}")) for number, row in enumerate(section.rows)]
+        for place, section in enumerate(ours)
     ]
     diagrams = [
-        {"label": row.label, "place": place, "diagram": run_diagram(row.run(group.common_seed))}
-        for place, group in enumerate(groups)
-        for row in group.rows
+        {"label": row.label, "place": place, "diagram": run_diagram(row.run(section.common_seed))}
+        for place, section in enumerate(ours)
+        for row in section.rows
     ]
-    view = {"places": [place_of(group) for group in groups], "legends": legends, "charts": page_charts(groups)}
+    view = {"places": [section.title for section in ours], "legends": legends, "charts": page_charts(ours)}
     return view | {"has_diagram": any(run["diagram"] for run in diagrams)}, diagrams
 
 

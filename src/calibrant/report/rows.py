@@ -1,22 +1,24 @@
-"""Entries as the rows of a comparison: the seeds of each together, with one label and one look for all figures."""
+"""The rows of a comparison, which its tables, figures and page all show: runs that differ in their seed alone are one.
+
+`calibrant.grid` adds tests, notes and the paper's numbers.
+"""
 
 from __future__ import annotations
 
-import re
-import zlib
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from types import ModuleType
+from typing import Any, Literal
 
 from calibrant.core.scores import Entry
 from calibrant.data import data_name
+from calibrant.data.image_set import difference
 from calibrant.metrics.diagram import PALETTE
-
-# What a label can do without at the beginning of a setting.
-_PREFIX = re.compile(r"(^|, )(?:train|method\.options|optim|data)\.(?=[\w.]+=)")
-# Settings are folded where they do not fit, so that more of them can be shown than of a name.
-_LONGEST, _LONGEST_SETTINGS = 40, 120
+from calibrant.metrics.paired import mean_and_std
+from calibrant.metrics.verdict import SIGNIFICANT, metric_of, write_interval
 
 Dashes = str | tuple[float, tuple[float, ...]]
 # What the record of a method says: colour of the palette, marker, and line.
@@ -33,6 +35,19 @@ _LINES: dict[str, Dashes] = {
 _MARKERS = ("o", "s", "^", "D", "v", "P", "*", "X", "<", ">", "d", "p", "h", "8")
 # Colours in the order in which they are given to names without one of their own.
 _SPARE = ("purple", "blue", "orange", "grey", "sky", "green", "vermillion", "black")
+
+EMPTY = "–"
+# Columns that describe a row, and their heads.
+Info = Literal["choices", "preset", "epochs", "seeds", "calibrated"]
+INFO_NAMES: dict[Info, str] = {
+    "choices": "Weights, epoch",
+    "preset": "Preset",
+    "epochs": "Epochs",
+    "seeds": "Seeds",
+    "calibrated": "p if calibrated",
+}
+# How weights are averaged and the epoch is chosen: a method decides both unless they are set.
+CHOICES = ("train.average", "train.select")
 
 
 @dataclass(frozen=True)
@@ -58,131 +73,357 @@ class Style:
         return {"color": self.color, "linestyle": self.line, "marker": self.marker, **edge}
 
 
-class Key(NamedTuple):
-    """What the seeds of a row share, on one data set."""
+@dataclass(frozen=True)
+class Column:
+    """One column of numbers: key of a metric, what it is called, and whether it is in per cent."""
 
-    method: str
-    preset: str | None
-    epochs: int | None
-    model: str | None
+    key: str
+    name: str
+    percent: bool = True
+
+    @property
+    def heading(self) -> str:
+        """What stands above it."""
+        return f"{self.name} (%)" if self.percent else self.name
+
+
+def metric_column(key: str) -> Column:
+    """The column of a metric, in per cent unless it is no rate."""
+    metric = metric_of(key)
+    name = metric.short or metric.label
+    return Column(key, name[0].upper() + name[1:], metric.unit == "%")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number over runs, in the unit of `calibrant.measure`.
+
+    Attributes:
+        mean: Its mean.
+        std: Standard deviation over runs, of two or more.
+        values: The number of every run, where known.
+        best: Whether no row that it may be compared with has a lower one, as printed.
+        p_value: Of the difference to what its table tests against, corrected; None where nothing was tested.
+        over: What that test sampled, "seeds" or "examples".
+    """
+
+    mean: float
+    std: float | None = None
+    values: tuple[float, ...] = ()
+    best: bool = False
+    p_value: float | None = None
+    over: Literal["seeds", "examples"] | None = None
+
+    @property
+    def differs(self) -> bool:
+        """Whether it differs from what its table tests against significantly."""
+        return self.p_value is not None and self.p_value < SIGNIFICANT
+
+    def shown(self, column: Column, *, digits: int = 3) -> tuple[str, str | None]:
+        """Mean and standard deviation as printed."""
+        scale = 100 if column.percent else 1
+        mean = f"{scale * self.mean:.{digits}f}"
+        # What rounds to zero has no sign.
+        mean = mean.removeprefix("-") if float(mean) == 0 else mean
+        return mean, None if self.std is None else f"{scale * self.std:.{digits}f}"
 
 
 @dataclass(frozen=True)
 class Row:
-    """The runs of one method on one data set that differ in their seed only, by rising seed, with their label and look."""
+    """A row of a comparison: runs of one method under one setting, numbers of the "paper", or a "difference" of two rows.
+
+    Attributes:
+        label: Method, and in brackets what tells it from other rows.
+        method: Name of the method.
+        cells: Key of a column (a metric) → number; without one, the column is empty.
+        kind: "ours", "paper" or "difference".
+        runs: Its entries by rising seed; none of the paper and of differences.
+        preset: Preset of the method, where it has one.
+        epochs: Length of training, where known.
+        model: The network, where known.
+        n_runs: Number of runs behind it, where known.
+        seeds: Their seeds, where known.
+        settings: Recipe keys that its method would have chosen otherwise → value.
+        recipe: All recipe keys → value; empty for predictions from a file.
+        style: Its look in figures.
+    """
 
     label: str
-    style: Style
-    runs: tuple[Entry, ...]
+    method: str
+    cells: Mapping[str, Cell]
+    kind: Literal["ours", "paper", "difference"] = "ours"
+    runs: tuple[Entry, ...] = field(default=(), repr=False)
+    preset: str | None = None
+    epochs: int | None = None
+    model: str | None = None
+    n_runs: int | None = None
+    seeds: tuple[int, ...] = ()
+    settings: Mapping[str, str] = field(default_factory=dict)
+    recipe: Mapping[str, str] = field(default_factory=dict, repr=False)
+    style: Style = Style("0.5", "o", "-")
 
-    def run(self, seed: int | None = None) -> Entry:
-        """The run of ``seed``; the last one if that is None or there is none of that seed."""
-        return next((entry for entry in self.runs if entry.seed == seed and seed is not None), self.runs[-1])
+    @property
+    def data(self) -> str:
+        """Name of its data set."""
+        return self.runs[0].data
+
+    @property
+    def examples(self) -> int | None:
+        """Number of its test examples."""
+        return self.runs[0].scores.n if self.runs else None
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether it is somebody's predictions: neither network nor length of training is known."""
+        return self.model is None and self.epochs is None
 
     @property
     def is_repaired(self) -> bool:
         """Whether a run was repaired afterwards (``+ts``), so that its history is that of the network before."""
         return any(run.temperature is not None for run in self.runs)
 
-
-@dataclass(frozen=True)
-class Group:
-    """The rows of one data set and one network, or an unknown one, which are shown in one figure."""
-
-    data: str
-    model: str | None
-    rows: tuple[Row, ...]
+    @property
+    def is_stale(self) -> bool:
+        """Whether older code computed its p-values, and nothing is there to compute them again."""
+        return any(run.facts.get("stale") for run in self.runs)
 
     @property
-    def title(self) -> str:
-        """What stands above its figures."""
-        return ", ".join(plain_text(name) for name in (data_name(self.data), self.model) if name is not None)
+    def choices(self) -> str:
+        """How its runs averaged weights and chose their epoch."""
+        words = [self.recipe[key] for key in CHOICES if key in self.recipe]
+        return ", ".join("raw" if word == "no" else word for word in words)
+
+    def mean(self, key: str) -> float:
+        """Mean of a metric; nan without one."""
+        return self.cells[key].mean if key in self.cells else math.nan
+
+    def run(self, seed: int | None = None) -> Entry:
+        """The run of ``seed``; the last one if that is None or there is none of that seed."""
+        return next((entry for entry in self.runs if entry.seed == seed and seed is not None), self.runs[-1])
+
+    def info(self, name: Info) -> str:
+        """What stands in one of the columns that describe it."""
+        if name == "calibrated" and self.runs:
+            # The runs share test examples, so that the bound of Bonferroni is what holds.
+            joint = min(1.0, len(self.runs) * min(run.scores.ece_if_calibrated.p_value for run in self.runs))
+            return (f"{joint:.3f}" if joint >= 0.001 else "< 0.001") + "‡" * self.is_stale
+        found = {"choices": self.choices or None, "preset": self.preset, "epochs": self.epochs, "seeds": self.n_runs}.get(name)
+        return EMPTY if found is None else str(found)
+
+    def spread(self, column: Column) -> str:
+        """Standard deviation of a number as printed; a single run has its interval instead."""
+        std = self.cells[column.key].shown(column)[1]
+        if std is None and len(self.runs) == 1:
+            return write_interval(self.runs[0].scores[column.key], "%" if column.percent else "")
+        return "" if std is None else f"± {std}"
+
+
+@dataclass(frozen=True)
+class Section:
+    """The rows of one data set and one network, or an unknown one, and the settings (``key=value``) that all have in common."""
+
+    title: str
+    rows: tuple[Row, ...]
+    data: str = ""
+    model: str | None = None
+    common: tuple[str, ...] = ()
 
     @property
     def common_seed(self) -> int | None:
-        """The highest seed that all rows have a run of, so that figures of single runs compare like with like; None without.
-
-        Rows of unknown seed, as somebody's predictions, have no say in it.
-        """
-        seeds = [found for row in self.rows if (found := {entry.seed for entry in row.runs if entry.seed is not None})]
+        """The highest seed that all rows with known seeds have, so that figures of single runs compare like with like."""
+        seeds = [{*row.seeds} for row in self.rows if row.seeds]
         return max(set.intersection(*seeds), default=None) if seeds else None
 
 
-def group_rows(entries: Sequence[Entry]) -> list[Group]:
+@dataclass(frozen=True)
+class Table:
+    """A whole table.
+
+    Attributes:
+        name: For file names and references, as ``table1``.
+        title: What it shows.
+        columns: Its columns of numbers.
+        sections: Its parts, one after the other.
+        info: Columns that describe the rows, before the numbers.
+        notes: Sentences below it.
+        base: What its rows are tested against.
+    """
+
+    name: str
+    title: str
+    columns: tuple[Column, ...]
+    sections: tuple[Section, ...]
+    info: tuple[Info, ...] = ("seeds",)
+    notes: tuple[str, ...] = ()
+    base: str = "the first row"
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """All rows of all sections."""
+        return tuple(row for section in self.sections for row in section.rows)
+
+    @property
+    def heads(self) -> list[str]:
+        """Names of all columns."""
+        return ["Method", *(INFO_NAMES[name] for name in self.info), *(column.heading for column in self.columns)]
+
+
+def group_rows(entries: Sequence[Entry]) -> list[Section]:
     """Put the seeds of a row together, and the rows of a data set and network.
 
-    A label is the method's, with the preset where it is not the only one of the method, with the settings (``key=value``) that
-    the preset names, and with the epochs where the rows of a group differ in them. A method has the same colour, marker and
-    line in all groups. A row of unknown network joins the first network of its data set, as in tables.
+    A label is the method's, with what tells its rows apart: preset, settings, epochs, or the number of test examples. A method
+    has the same colour, marker and line in all sections. A row of unknown network joins the first network of its data set.
 
     Args:
         entries: Runs, in any order.
 
     Returns:
-        The groups, in the order in which their first runs came. Raises ``ValueError`` if there are no entries.
+        The sections, in the order in which their first runs came, with every metric of their rows. Raises ``ValueError`` if
+        there are no entries, if two runs of a row have one seed, or none, or if its runs had different data.
+
+    Example:
+        >>> from calibrant import Predictions, measure
+        >>> scores = measure(Predictions(probs=[[0.9, 0.1], [0.2, 0.8]] * 20, labels=[0, 0] * 20))
+        >>> entries = [Entry("coins", method, scores, seed=seed) for seed in (1, 0) for method in ("ce", "focal")]
+        >>> [(row.label, row.seeds) for row in group_rows(entries)[0].rows]
+        [('CE', (0, 1)), ('Focal', (0, 1))]
     """
     if not entries:
         raise ValueError("group_rows: `entries` must hold at least one run, got none.")
     first = {entry.data: entry.model for entry in reversed(entries) if entry.model is not None}
-    found: dict[tuple[str, str | None], dict[Key, list[Entry]]] = {}
+    found: dict[tuple[str, str | None], dict[object, list[Entry]]] = {}
     for entry in entries:
         rows = found.setdefault((entry.data, entry.model or first.get(entry.data)), {})
-        rows.setdefault(Key(entry.method, entry.preset, entry.epochs, entry.model), []).append(entry)
-    styles = styles_of((key.method, _variant(key, [*rows])) for rows in found.values() for key in rows)
-    groups = []
-    for (data, model), rows in found.items():
-        looks = [styles[key.method, _variant(key, [*rows])] for key in rows]
-        runs = [tuple(sorted(part, key=lambda run: -1 if run.seed is None else run.seed)) for part in rows.values()]
-        groups.append(Group(data, model, tuple(map(Row, _labels([*rows]), looks, runs))))
-    return groups
+        rows.setdefault(row_key(entry), []).append(entry)
+    sections = [_section(data, model, [_row(runs) for runs in rows.values()]) for (data, model), rows in found.items()]
+    styles = styles_of((row.method, _variant(row, section)) for section in sections for row in section.rows)
+    return [
+        replace(part, rows=tuple(replace(row, style=styles[row.method, _variant(row, part)]) for row in part.rows))
+        for part in sections
+    ]
 
 
-def short_settings(preset: str) -> str:
-    """Write settings without the part of the recipe that they are of.
+def row_key(entry: Entry) -> tuple[object, ...]:
+    """Return what the seeds of a row share: data, network, method, preset, epochs and settings."""
+    return entry.data, entry.model, entry.method, _preset(entry), entry.epochs, tuple(settings_of(entry).items())
 
-    Example:
-        >>> short_settings("paper, train.average=ema, optim.lr=0.1")
-        'paper, average=ema, lr=0.1'
+
+def settings_of(entry: Entry) -> dict[str, str]:
+    """Return what was set for a run besides data, method, network, epochs and seed, and that changes the result."""
+    return _methods().settle(entry.method, entry.preset, entry.recipe)[1]  # type: ignore[no-any-return]
+
+
+def comparable(first: Row, second: Row) -> bool:
+    """Whether two rows may be compared: same test examples, network, epochs, preset and settings, those of the method aside.
+
+    What was told to one of the two must be so for the other, too; averaging and selection may be what each method chooses where
+    neither was told. Somebody's predictions may be held against everything on the same examples.
     """
-    return _PREFIX.sub(r"\1", preset)
+    if (first.data, first.examples) != (second.data, second.examples):
+        return False
+    if first.is_foreign or second.is_foreign:
+        return True
+    if (first.model, first.epochs) != (second.model, second.epochs) or len({first.preset, second.preset} - {None}) > 1:
+        return False
+    told = {key for key in {**first.settings, **second.settings} if not key.startswith("method.")}
+    return all(first.recipe.get(key) == second.recipe.get(key) for key in told)
 
 
-def _variant(key: Key, keys: Sequence[Key]) -> str:
-    """What tells ``key`` from others of the same method in its group; nothing for the plainest preset, or the first length."""
-    same = [other for other in keys if other.method == key.method]
-    # None, the default, others, and the more the more settings they name.
-    plainest = min((other.preset for other in same), key=lambda p: (p is not None, p != "default", (p or "").count("=")))
-    first = next(other.epochs for other in same if other.preset == key.preset)
-    twin = any(other[:3] == key[:3] and other.model for other in same) and key.model is None
-    parts = {str(key.preset): key.preset != plainest, str(key.epochs): key.epochs != first, "network unknown": twin}
-    return " ".join(text for text, differs in parts.items() if differs)
+def common_settings(rows: Iterable[Row]) -> tuple[str, ...]:
+    """Settings that all rows of which something is known have, told or by their method's choice."""
+    known = [row for row in rows if row.epochs is not None]
+    said = sorted({pair for row in known for pair in row.settings.items()})
+    return tuple(f"{key}={value}" for key, value in said if all(row.recipe.get(key) == value for row in known))
 
 
-def _labels(keys: Sequence[Key]) -> list[str]:
-    """The labels of a group's rows; equal ones are numbered."""
-    labels = [_label(key, keys) for key in keys]
-    return [f"{text} [{labels[: k + 1].count(text)}]" if labels.count(text) > 1 else text for k, text in enumerate(labels)]
+def _methods() -> ModuleType:
+    """The catalogue of methods: what they are called, how they are drawn, and the recipes that they have by themselves."""
+    from calibrant.engine import methods
+
+    return methods
 
 
-def _label(key: Key, keys: Sequence[Key]) -> str:
-    """Method, and in brackets what tells it from other rows: preset and settings, epochs."""
-    presets = {other.preset for other in keys if other.method == key.method}
-    is_default = key.preset is None or (key.preset == "default" and None not in presets)
-    said = []
-    if key.preset is not None and not is_default and (len(presets) > 1 or "=" in key.preset):
-        said.append(plain_text(short_settings(key.preset), longest=_LONGEST_SETTINGS))
-    # Somebody's predictions, of unknown length, are no reason to name that of all others.
-    lengths = {other.epochs for other in keys if other.epochs is not None or other.method == key.method}
-    if len(lengths) > 1 and key.epochs is not None:
-        said.append(f"{key.epochs} epochs")
-    return plain_text(method_name(key.method)) + (f" ({', '.join(said)})" if said else "")
+def _preset(entry: Entry) -> str | None:
+    """The preset of a run; methods that learn nothing on held-out data train the same under every one."""
+    base, methods = _base(entry.method), _methods().METHODS
+    return None if base in methods and not methods[base].learns else entry.preset
 
 
-def _methods() -> Mapping[str, Any]:
-    """The catalogue of methods, whose entries say what they are called and how they are drawn."""
-    from calibrant.engine.methods import METHODS
+def _row(runs: Sequence[Entry]) -> Row:
+    """The runs of a row, checked, with their numbers; it has no label yet."""
+    first, seeds = runs[0], [run.seed for run in runs]
+    what = f"{first.method} on {first.data} ({', '.join(run.folder or 'a record' for run in runs)})"
+    if len(runs) > 1 and (None in seeds or len({*seeds}) < len(seeds)):
+        known = ", ".join("unknown" if seed is None else str(seed) for seed in seeds)
+        raise ValueError(
+            f"tables: runs of one row must have different seeds, got seeds {known} of {what}. Leave one out, or rename it."
+        )
+    for one, other in combinations(map(_facts_of_data, runs), 2):
+        if differ := difference(one, other, when=("in one", "in another")):
+            raise ValueError(f"tables: runs of one row must have the same data, got {differ} of {what}. Leave one out.")
+    by_seed = tuple(sorted(runs, key=lambda run: run.seed or 0))
+    values = {key: [run.scores[key].value for run in by_seed] for key in first.scores if all(key in run.scores for run in runs)}
+    recipe, settings = _methods().settle(first.method, first.preset, first.recipe)
+    return Row(
+        label="",
+        method=first.method,
+        cells={key: Cell(*mean_and_std(found), tuple(found)) for key, found in values.items()},
+        runs=by_seed,
+        preset=_preset(first),
+        epochs=first.epochs,
+        model=first.model,
+        n_runs=len(runs),
+        seeds=tuple(run.seed for run in by_seed if run.seed is not None),
+        settings=settings,
+        recipe={} if first.is_foreign and not first.recipe else recipe,
+    )
 
-    return METHODS
+
+def _facts_of_data(entry: Entry) -> dict[str, object]:
+    facts: Mapping[str, Any] = entry.facts
+    # Earlier releases held out more for some methods.
+    used = {"train_examples": facts["examples"]["train"]} if "train" in facts.get("examples", ()) else {}
+    return {**(facts.get("data") or {}), **used, "test_examples": entry.scores.n}
+
+
+def _section(data: str, model: str | None, rows: Sequence[Row]) -> Section:
+    names = [data_name(data) if data != "?" else "Data without a name", *([model] if model else [])]
+    common = common_settings(rows)
+    named = [replace(_mark_best(row, rows), label=_label(row, rows, common)) for row in rows]
+    return Section(", ".join(map(plain_text, names)), tuple(named), data, model, common)
+
+
+def _label(row: Row, rows: Sequence[Row], common: Sequence[str]) -> str:
+    presets = {other.preset for other in rows if other.method == row.method}
+    said = [row.preset] if row.preset not in (None, "default") and len(presets) > 1 else []
+    told = [(key, value) for key, value in row.settings.items() if f"{key}={value}" not in common]
+    said += [f"{key.rpartition('.')[2]}={value}" for key, value in told]
+    said += [f"{row.epochs} epochs"] if row.epochs and len({other.epochs for other in rows} - {None}) > 1 else []
+    said += [f"{row.examples:,} examples"] if row.examples != max(other.examples or 0 for other in rows) else []
+    brackets = f" ({plain_text(', '.join(filter(None, said)), longest=120)})" if said else ""
+    return plain_text(method_name(row.method)) + brackets
+
+
+def _variant(row: Row, section: Section) -> str:
+    """What tells a row from the first one of its method; nothing for that one."""
+    return "" if row.label == next(other.label for other in section.rows if other.method == row.method) else row.label
+
+
+def _mark_best(row: Row, rows: Sequence[Row]) -> Row:
+    """Mark the printed values that no row that may be compared undercuts; a row without company is not the best.
+
+    Somebody's predictions alone are no company beside runs of another length or other settings.
+    """
+    others, cells = [other for other in rows if other is not row and comparable(row, other)], dict(row.cells)
+    if all(other.is_foreign for other in others) and sum(not other.is_foreign for other in rows) > 1:
+        return row
+    for key, cell in row.cells.items():
+        column = metric_column(key)
+        own, *rivals = (float(other.cells[key].shown(column)[0]) for other in (row, *others) if key in other.cells)
+        if metric_of(key).better == "lower" and rivals and math.isfinite(own):
+            # A record keeps what is infinite as no number.
+            cells[key] = replace(cell, best=all(own <= rival for rival in rivals if not math.isnan(rival)))
+    return replace(row, cells=cells)
 
 
 def method_name(method: str) -> str:
@@ -192,12 +433,12 @@ def method_name(method: str) -> str:
         >>> method_name("flgamma-sece"), method_name("ce+ts"), method_name("mine")
         ('FLγ-SECE', 'CE (TS)', 'mine')
     """
-    base = _base(method)
-    name = _methods()[base].label if base in _methods() else base
+    base, methods = _base(method), _methods().METHODS
+    name = methods[base].label if base in methods else base
     return f"{name} (TS)" if base != method else name
 
 
-def plain_text(name: str, *, longest: int = _LONGEST) -> str:
+def plain_text(name: str, *, longest: int = 40) -> str:
     """Return somebody's name for something on one line and not too long."""
     # A name read from a file system may hold half a surrogate pair, which no font and no file format has.
     said = " ".join(name.encode(errors="replace").decode().split())
@@ -219,16 +460,19 @@ def styles_of(variants: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Styl
         >>> [style.filled for style in styles.values()], len({style.color for style in styles.values()})
         ([True, False, True], 2)
     """
-    wanted, methods = list(dict.fromkeys(variants)), _methods()
+    wanted, methods, lines = list(dict.fromkeys(variants)), _methods().METHODS, [*_LINES]
     given = dict.fromkeys(_base(method) for method, _ in wanted)
     # In the order of the catalogue: of two methods with one colour the first keeps it.
     order = [*(base for base in methods if base in given), *(base for base in given if base not in methods)]
-    looks = {base: methods[base].look if base in methods and methods[base].look else _free_look(base) for base in order}
+    looks: dict[str, Look] = {}
+    for place, base in enumerate(order):
+        free = (_SPARE[place % len(_SPARE)], _MARKERS[place % len(_MARKERS)], lines[place % len(lines)])
+        looks[base] = (methods[base].look if base in methods else None) or free
     spare = [color for color in _SPARE if color not in {look[0] for look in looks.values()}]
     colors: dict[str, str] = {}
     for base, (color, *_) in looks.items():
         colors[base] = color if color not in colors.values() or not spare else spare.pop(0)
-    found, count, lines = {}, Counter[str](), [*_LINES]
+    found, count = {}, Counter[str]()
     for method, variant in wanted:
         base = _base(method)
         count[base] += (is_variant := bool(method != base or variant))
@@ -237,12 +481,6 @@ def styles_of(variants: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Styl
         dashes = _LINES[lines[(lines.index(looks[base][2]) + number) % len(lines)]]
         found[method, variant] = Style(PALETTE[colors[base]], marker, dashes, filled=not number)
     return found
-
-
-def _free_look(base: str) -> Look:
-    """A look of its own, so that somebody's row keeps its marker and line when other rows come and go."""
-    number = zlib.crc32(base.encode(errors="replace"))
-    return _SPARE[number % len(_SPARE)], _MARKERS[number % len(_MARKERS)], [*_LINES][number % len(_LINES)]
 
 
 def _base(method: str) -> str:

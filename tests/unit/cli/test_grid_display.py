@@ -8,9 +8,9 @@ from rich.console import Console
 
 from calibrant.cli.compare import GridDisplay, draw_board, ended_words, failure_words, show_table, total_words
 from calibrant.grid.schedule import Board, Event, Stage, plan_cells
-from calibrant.grid.tables import Cell, Column, Line, Section, Table
+from calibrant.report.rows import Cell, Column, Row, Section, Table
 
-ERROR, ECE = Column("error", "Error", "error"), Column("ece", "ECE", "ece")
+ERROR, ECE = Column("error", "Error"), Column("ece", "ECE")
 
 
 @pytest.fixture
@@ -105,12 +105,11 @@ def test_grid_display_on_a_terminal_draws_and_clears_the_grid(board: Board) -> N
 
 
 def test_show_table_marks_the_best_and_says_what_signs_mean() -> None:
+    best = Cell(0.01, 0.001, best=True, p_value=0.01)
     lines = (
-        Line("ce", "ce", {"error": Cell(0.05, 0.01), "ece": Cell(0.04, 0.0012)}, runs=3),
-        Line(
-            "focal", "focal", {"error": Cell(0.04, 0.01, best=True), "ece": Cell(0.01, 0.001, best=True, p_value=0.01)}, runs=3
-        ),
-        Line("paper", "focal", {"ece": Cell(0.02)}, kind="paper"),
+        Row("ce", "ce", {"error": Cell(0.05, 0.01), "ece": Cell(0.04, 0.0012)}, n_runs=3),
+        Row("focal", "focal", {"error": Cell(0.04, 0.01, best=True), "ece": best}, n_runs=3),
+        Row("paper", "focal", {"ece": Cell(0.02)}, kind="paper"),
     )
     table = Table("table", "title", (ERROR, ECE), (Section("digits, convnet", lines),))
     stream = io.StringIO()
@@ -136,7 +135,7 @@ def test_show_table_marks_the_best_and_says_what_signs_mean() -> None:
 
 def test_show_table_of_differences_says_what_from_and_gives_zero_no_sign() -> None:
     cells = [Cell(-0.03, 0.01, p_value=0.01), Cell(-0.00004, 0.001)]
-    lines = tuple(Line(f"row {k}", "focal", {"ece": cell}, kind="difference", runs=3) for k, cell in enumerate(cells))
+    lines = tuple(Row(f"row {k}", "focal", {"ece": cell}, kind="difference", n_runs=3) for k, cell in enumerate(cells))
     stream = io.StringIO()
     show_table(Table("table5", "title", (ECE,), (Section("", lines),), base="CE"), console=Console(file=stream, width=120))
     said = "method minus CE, negative is better; mean ± standard deviation over seeds; †: differs from CE, p < 0.05"

@@ -1,15 +1,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
 
 from calibrant.core.records import Bins, Predictions
-from calibrant.core.scores import Entry, Estimate, IfCalibrated, Scores, common_size, usual_size
+from calibrant.core.scores import Entry, Estimate, IfCalibrated, Scores
 from calibrant.metrics.measure import measure
-from figure_data import run_of
 
 NAN = float("nan")
 
@@ -104,25 +102,3 @@ def test_entry_curve_leaves_out_epochs_that_were_not_evaluated() -> None:
     entry = Entry(data="digits", method="ce", scores=measured(), history=history)
     assert entry.curve("test_ece") == ([2, 3], [0.25, 0.125])
     assert entry.curve("gamma_mean") == ([], [])
-
-
-def sized(n: int, *, model: str | None = None, epochs: int | None = None) -> Entry:
-    entry = run_of(model=model, epochs=epochs)
-    return replace(entry, scores=replace(entry.scores, n=n))
-
-
-@pytest.mark.parametrize(
-    ("entries", "usual"),
-    [
-        ([], None),
-        ([sized(5), sized(9), sized(7)], 9),
-        ([sized(9), sized(5, model="mlp"), sized(7, model="mlp")], 5),
-        ([sized(9), sized(7, epochs=3), sized(5, model="mlp", epochs=3)], 7),
-    ],
-)
-def test_usual_size_is_that_of_the_first_run_or_else_the_largest(entries: list[Entry], usual: int | None) -> None:
-    assert usual_size(entries) == usual
-
-
-def test_common_size_is_none_where_seeds_differ() -> None:
-    assert (common_size([sized(5), sized(5)]), common_size([sized(5), sized(6)]), common_size([])) == (5, None, None)

@@ -58,7 +58,7 @@ def test_compare_runs_a_base_that_is_not_asked_for_and_leaves_it_out_of_the_tabl
     assert Here.given == ["mixture-mlp-focal-seed0", "mixture-mlp-focal+ts-seed0", "mixture-mlp-ce-seed0"]
     assert [entry.method for entry in found.entries] == ["focal+ts", "ce"]
     assert found.entries[0].temperature is not None
-    assert [line.method for line in found.table.lines] == ["focal+ts", "ce"]
+    assert [line.method for line in found.table.rows] == ["focal+ts", "ce"]
     assert {file.name for file in found.files} == {"table.md", "table.tex", "table.csv", "table.json", "report.html"}
     assert all(file.is_file() for file in found.files)
     again = run(tmp_path, "ce,focal+ts,focal")

@@ -22,12 +22,11 @@ from calibrant.grid.export import (
     to_json,
     to_latex,
     to_markdown,
-    to_page_table,
 )
-from calibrant.grid.tables import Cell, Column, Line, Section, Table, compare_table, name_methods
+from calibrant.grid.tables import compare_table
 from calibrant.paper.tables import make_paper_table
 from calibrant.report.page import render_page
-from calibrant.report.page_runs import group_entries
+from calibrant.report.rows import Cell, Column, Row, Section, Table
 from made_up_runs import run_of, seeds
 
 
@@ -43,8 +42,8 @@ def test_csv_names_are_no_formulas_and_numbers_keep_their_sign(name: str) -> Non
     (row, _) = csv.DictReader(io.StringIO(to_csv(table)))
     assert [row[key] for key in ("data", "model", "method")] == [f"'{name}"] * 3
     assert row["settings"].startswith("'")
-    below = replace(table.lines[0], cells={"ece": Cell(-0.01, values=(-0.01, -0.02))}, kind="difference")
-    text = to_csv(replace(table, sections=(replace(table.sections[0], lines=(below,)),)))
+    below = replace(table.rows[0], cells={"ece": Cell(-0.01, values=(-0.01, -0.02))}, kind="difference")
+    text = to_csv(replace(table, sections=(replace(table.sections[0], rows=(below,)),)))
     (row,) = csv.DictReader(io.StringIO(text))
     assert (row["mean"], row["values"]) == ("-0.01", "-0.01 -0.02")
 
@@ -161,35 +160,18 @@ def test_latex_compiles_whatever_rows_are_called(columns: str, tmp_path: Path) -
     assert done.returncode == 0, done.stdout[-2000:]
 
 
-COLUMNS = (Column("error", "Error", "error"), Column("ece", "ECE", "ece"))
+COLUMNS = (Column("error", "Error"), Column("ece", "ECE"))
+OURS = Row("mine <b>", "ce", {"error": Cell(0.05, 0.002), "ece": Cell(0.01, best=True, p_value=0.001)}, n_runs=3)
+THEIRS = Row("in the paper", "ce", {"ece": Cell(0.04056, 0.00092)}, n_runs=5, kind="paper")
+TABLE = Table("t", "A <title>", COLUMNS, (Section("CIFAR-10", (OURS, THEIRS)), Section("", (OURS,))), notes=("One & all.",))
 
 
-OURS = Line("mine <b>", "ce", {"error": Cell(0.05, 0.002), "ece": Cell(0.01, best=True, p_value=0.001)}, runs=3)
-
-
-THEIRS = Line("in the paper", "ce", {"ece": Cell(0.04056, 0.00092)}, runs=5, kind="paper")
-
-
-TABLE = Table("t", "A <title>", COLUMNS, (Section("CIFAR-10", (OURS, THEIRS)), Section("", (OURS,))), remarks=("One & all.",))
-
-
-def test_page_shows_a_finished_table_before_the_runs() -> None:
-    page = render_page(entries=[run_of("ce")], tables=[to_page_table(TABLE)])
+def test_page_shows_another_table_before_the_runs() -> None:
+    page = render_page(entries=[run_of("ce")], above=TABLE)
     assert page.index("A &lt;title&gt;</h2>") < page.index('id="runs"')
     assert '<th scope="rowgroup" colspan="4"><b>CIFAR-10</b></th>' in page
-    assert page.count('scope="rowgroup"') == 1
+    assert page.count('scope="rowgroup"') == 2
     assert "mine &lt;b&gt;</th>" in page
-    assert "<td><b>1.000†</b></td>" in page
-    assert re.search(r'<td class="quiet">4.056 ± 0.092</td>', page)
+    assert '<td><b>1.000</b><span class="dagger">†</span><small></small></td>' in page
+    assert re.search(r'<tr class="quiet"><th scope="row">in the paper.*?4.056<small>± 0.092</small>', page, re.DOTALL)
     assert "One &amp; all." in page
-
-
-def test_name_methods_gives_rows_the_names_of_figures() -> None:
-    table = compare_table(
-        [run_of("patra"), run_of("ls-0.05"), run_of("flgamma-sece"), run_of("theirs", epochs=None, model=None)]
-    )
-    named = name_methods(table)
-    assert [line.label for line in table.lines] == ["patra", "ls-0.05", "flgamma-sece", "theirs"]
-    assert [line.label for line in named.lines] == ["Huber-DCA", "LS-0.05", "FLγ-SECE", "theirs"]
-    # The page's own rows have the same names.
-    assert [group.label for group in group_entries([run_of("patra"), run_of("ls-0.05")])] == ["Huber-DCA", "LS-0.05"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from calibrant.core.scores import Entry
-from calibrant.grid.export import PageRows, page_rows, write_outputs
-from calibrant.grid.tables import compare_table
+from calibrant.grid.export import write_outputs
 from calibrant.paper.reproduce import plan_reproduction, write_report
 from calibrant.report.figures import Drawing
-from calibrant.report.rows import group_rows as rows_of_figures
+from calibrant.report.rows import group_rows
 from figure_data import run_of
 from made_up_runs import no_files
 
@@ -52,7 +50,7 @@ def bold_on_page(text: str) -> list[list[bool]]:
     table = text[text.rindex('<table class="runs">') :]
     head, *rows = re.findall(r"<tr>(.*?)</tr>", table[: table.index("</table>")], re.DOTALL)
     names = re.findall(r'<th scope="col">(.*?)</th>', head)[1:]
-    places = [place for place, name in enumerate(names) if name in ("Error", "ECE")]
+    places = [place for place, name in enumerate(names) if name in ("Error (%)", "ECE (%)")]
     cells = [re.findall(r"<td>(.*?)</td>", row, re.DOTALL) for row in rows]
     return [["<b>" in row[place] for place in places] for row in cells]
 
@@ -65,12 +63,8 @@ def test_page_and_table_mark_the_same_values(tmp_path: Path) -> None:
     # Among three epochs without other settings; what stands alone is the best of nothing.
     assert found == [[True, False], [False, True], [False, False], [False, False], [False, False]]
     assert bold_on_page(page) == found
-    assert "5 rows of 3 methods on digits · convnet, 6 runs" in page
-    assert "<title>digits · convnet</title>" in page
-
-
-def rows_of(entries: list[Entry], *metrics: str) -> PageRows:
-    return page_rows(compare_table(entries, metrics=metrics or ("error", "ece")))
+    assert "5 methods compared in 6 runs" in page
+    assert "<title>digits, convnet</title>" in page
 
 
 @pytest.mark.usefixtures("quick_figures")
@@ -101,44 +95,13 @@ def test_figures_of_an_older_comparison_are_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick_figures")
-def test_page_and_figures_name_the_settings_that_the_table_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_and_figures_name_rows_as_the_table_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[Entry] = []
     monkeypatch.setattr("calibrant.report.figures.draw_all", lambda rows, _, n_bins: shown.extend(rows) or Drawing([], {}))
     focal = with_settings(run_of("focal"), "method.options.gamma=3", "data.val=30")
     runs = [with_settings(run_of("ce"), "optim.lr=0.05", "data.val=30"), focal, with_settings(run_of("flsd"), "data.val=30")]
     table, _ = write_outputs(runs, tmp_path)
-    assert [line.label for line in table.lines] == ["ce (optim.lr=0.05)", "focal (method.options.gamma=3)", "flsd"]
     labels = ["CE (lr=0.05)", "Focal (gamma=3)", "FLSD"]
-    assert [row.label for row in rows_of_figures(shown)[0].rows] == labels
+    assert [row.label for row in table.rows] == labels
+    assert [row.label for row in group_rows(shown)[0].rows] == labels
     assert re.findall(r'<th scope="row">([^<]*)</th>', (tmp_path / "report.html").read_text()) == labels
-
-
-def test_rows_that_a_table_names_alike_stay_apart_in_figures() -> None:
-    # Trained as the method is by itself, and under a preset that changes nothing but is repeated.
-    runs = [run_of("ce", preset="paper"), run_of("ce"), with_settings(run_of("focal"), "train.average=ema")]
-    presets = [entry.preset for entry in rows_of(runs).entries]
-    assert presets == ["paper", "default", "train.average=ema"]
-
-
-@pytest.mark.usefixtures("quick_figures")
-def test_page_has_the_columns_marks_and_notes_of_the_table(tmp_path: Path) -> None:
-    eces = {"ce": (0.02, 0.03, 0.04), "focal": (0.05, 0.061, 0.069), "flsd": (0.01, 0.05, 0.03)}
-    runs = [run_of(method, seed=seed, ece=ece) for method, values in eces.items() for seed, ece in enumerate(values)]
-    table, _ = write_outputs([*runs, run_of("ce", epochs=9)], tmp_path, figures=False)
-    page = (tmp_path / "report.html").read_text()
-    assert re.findall(r'<th scope="col">(Epochs|p if calibrated)<', page) == ["Epochs", "p if calibrated"]
-    assert [line.method for line in table.lines if line.cells["ece"].differs] == ["focal"]
-    assert re.findall(r"<td>([^<]*)<span class=.dagger.>†<", page) == ["6.00%"]
-    shown = html.unescape(page)
-    assert [note for note in table.notes if note not in shown] == []
-
-
-@pytest.mark.usefixtures("quick_figures")
-@pytest.mark.parametrize("paper", [False, True])
-def test_page_says_once_which_rows_average_and_what_is_doubtful(paper: bool, tmp_path: Path) -> None:
-    runs = [run_of("ce"), replace(run_of("ce+ts"), temperature=1e5), run_of("flgamma-sece")]
-    write_outputs(runs, tmp_path, figures=False, paper=paper)
-    page = (tmp_path / "report.html").read_text()
-    assert page.count("weights are raw or averaged as train.average says") == 1
-    assert "phase, error+nll" in page
-    assert page.count("CE (TS) on digits: a temperature ended at its bound 100000; do not trust it.") == 1

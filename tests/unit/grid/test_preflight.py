@@ -183,7 +183,7 @@ def test_load_added_of_two_files_of_one_name_takes_the_same_once_and_refuses_oth
     one, two = (saved(tmp_path / place, predicted) for place in ("o1/m.npz", "o2/m.npz"))
     assert called(add(one, one, two, runs=runs)) == [("m", None)]
     saved(two, predicted, sharper=2.0)
-    with pytest.raises(ValueError, match="got no seed of m on mixture twice .*o1/m.npz and .*o2/m.npz.* rename"):
+    with pytest.raises(ValueError, match="got seeds unknown, unknown of m on mixture .*o1/m.npz.*o2/m.npz.* rename"):
         add(one, two, runs=runs)
 
 
@@ -199,7 +199,7 @@ def test_load_added_of_a_run_that_is_there_takes_it_once_if_it_has_the_same_numb
     test = load_run_entry(copy).test
     assert test is not None
     saved(copy / "test.npz", test, sharper=1.001)
-    with pytest.raises(ValueError, match="must have different seeds, got seed 0 of .* on mixture twice"):
+    with pytest.raises(ValueError, match="must have different seeds, got seeds 0, 0 of .* on mixture"):
         add(runs / name, copy, runs=runs)
 
 
@@ -230,5 +230,5 @@ def test_load_added_of_a_seed_of_the_grids_row_must_be_of_the_whole_test_set(
     train(cell.recipe, out=tmp_path / cell.name)
     assert called(add(tmp_path / cell.name, runs=runs)) == [("ce", 1)]
     predicted.subset(range(500)).save(tmp_path / cell.name / "test.npz")
-    with pytest.raises(ValueError, match=r"seed1 of ce on mixture: 4,000 test images in the first and 500 in the second"):
+    with pytest.raises(ValueError, match=r"4,000 test images in one and 500 in another of ce on mixture"):
         add(tmp_path / cell.name, runs=runs)

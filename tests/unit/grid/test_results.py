@@ -25,12 +25,13 @@ from calibrant.grid.collect import (
     save_results,
     unpack_predictions,
 )
-from calibrant.grid.rows import group_rows, settings_of
+from calibrant.grid.rows import settings_of
 from calibrant.grid.tables import compare_table
 from calibrant.metrics.chance import bin_sweep
 from calibrant.metrics.measure import measure
 from calibrant.metrics.paired import compare_runs, paired_test
 from calibrant.metrics.table import is_top_label
+from calibrant.report.rows import group_rows
 from helpers import mixed_gaps
 from made_up_runs import run_of
 
@@ -120,7 +121,7 @@ def test_record_of_older_statistics_is_measured_again_or_marked() -> None:
     marked = entry_from_result({key: value for key, value in old.items() if key not in ("measured", "predictions")})
     assert marked.scores["ece"].low == 0.4
     table = compare_table([marked, run(method="focal")], calibrated=True, metrics=("ece",))
-    assert [line.info("calibrated").endswith("‡") for line in table.lines] == [True, False]
+    assert [line.info("calibrated").endswith("‡") for line in table.rows] == [True, False]
     assert any(note.startswith("‡") for note in table.notes)
     assert "measured" not in result_from_entry(marked)
 
@@ -133,7 +134,8 @@ def test_variants_of_a_run_are_rows_of_their_own_each_also_repaired(tmp_path: Pa
         found = load_variants(tmp_path / method, repairs=["temperature", "vector"])
         # The run's own choice is one of the four.
         assert len(found) == 4 * 3
-        rows = group_rows(found)
+        (section,) = group_rows(found)
+        rows = section.rows
         assert len(rows) == 12
         names = save_results(found, tmp_path / "results")
         assert len(set(names)) == 12
@@ -143,7 +145,7 @@ def test_variants_of_a_run_are_rows_of_their_own_each_also_repaired(tmp_path: Pa
         assert sorted({str(row.runs[0].recipe.get("repair")) for row in rows}) == ["None", "vector"]
         assert sum(row.method == f"{method}+ts" for row in rows) == 4
         assert all(entry.temperature for entry in found if entry.method == f"{method}+ts")
-    assert len(group_rows(load_results(tmp_path / "results"))) == 24
+    assert len(group_rows(load_results(tmp_path / "results"))[0].rows) == 24
 
 
 def test_record_of_a_repaired_run_keeps_its_temperature_and_no_history() -> None:

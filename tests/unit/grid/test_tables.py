@@ -8,16 +8,17 @@ from dataclasses import replace
 import pytest
 
 from calibrant.grid.export import to_csv, to_markdown
-from calibrant.grid.tables import Cell, Column, Line, Table, compare_table
+from calibrant.grid.tables import compare_table
+from calibrant.report.rows import Cell, Column, Row, Table
 from made_up_runs import run_of, seeds
 
 
 def bold(table: Table, key: str) -> list[str]:
-    return [line.label for line in table.lines if key in line.cells and line.cells[key].best]
+    return [row.method for row in table.rows if key in row.cells and row.cells[key].best]
 
 
-def line(table: Table, method: str, kind: str = "ours") -> Line:
-    return next(found for found in table.lines if (found.method, found.kind) == (method, kind))
+def line(table: Table, method: str, kind: str = "ours") -> Row:
+    return next(found for found in table.rows if (found.method, found.kind) == (method, kind))
 
 
 def test_compare_table_cell_is_mean_and_std_over_seeds() -> None:
@@ -27,7 +28,7 @@ def test_compare_table_cell_is_mean_and_std_over_seeds() -> None:
     assert cell.std == pytest.approx(0.002 / 2**0.5)
     assert cell.values == (0.05, 0.052)
     assert line(table, "focal").cells["error"].std is None
-    assert [found.info("seeds") for found in table.lines] == ["2", "1"]
+    assert [found.info("seeds") for found in table.rows] == ["2", "1"]
     assert table.notes[0] == "Mean ± standard deviation over runs of different seeds (n − 1); Seeds is their number."
 
 
@@ -48,13 +49,7 @@ def test_compare_table_best_is_marked_wherever_a_row_has_no_number(place: int) -
 def test_compare_table_of_one_row_marks_nothing() -> None:
     table = compare_table([run_of("ce")])
     assert bold(table, "error") == []
-    binned = "ECE, MCE and classwise ECE over 15 bins of equal width, ACE over 15 of equal mass."
-    assert (*table.notes[:2], table.notes[3]) == ("One run each.", binned, "350 epochs.")
-    assert "ECE over 15 bins of equal width." in compare_table([run_of("ce")], metrics=("error", "ece")).notes
-    assert not any("bins" in note for note in compare_table([run_of("ce")], metrics=("error", "nll")).notes)
-    other = run_of("focal")
-    mixed = compare_table([run_of("ce"), replace(other, scores=replace(other.scores, n_bins=10))])
-    assert not any("15 bins" in note for note in mixed.notes)
+    assert table.notes == ("One run each.", "All rows: 350 epochs; 15 bins.")
 
 
 def test_compare_table_takes_somebodys_predictions() -> None:
@@ -63,42 +58,25 @@ def test_compare_table_takes_somebodys_predictions() -> None:
     assert [section.title for section in table.sections] == ["CIFAR-10, resnet18"]
     assert bold(table, "error") == ["theirs"]
     found = line(table, "theirs")
-    assert [found.info(name) for name in table.info] == ["–", "1"]
+    assert (found.info("choices"), found.info("seeds")) == ("–", "1")
     assert "theirs" in to_markdown(table)
 
 
-def test_compare_table_preset_is_a_column_only_where_it_differs() -> None:
-    one = compare_table([run_of("ce"), run_of("flgamma-sece")])
-    assert "preset" not in one.info
-    assert "Preset default." in one.notes
-    both = compare_table([run_of("ce"), run_of("flgamma-sece"), run_of("flgamma-sece", preset="paper")])
-    assert both.info == ("choices", "preset", "seeds")
-    assert [found.info("preset") for found in both.lines] == ["–", "default", "paper"]
-
-
-def test_compare_table_part_of_a_test_set_is_neither_best_nor_tested_and_a_note_says_why() -> None:
+def test_compare_table_part_of_a_test_set_is_neither_best_nor_tested_and_its_label_says_why() -> None:
     theirs = run_of("theirs", 0.01, model=None, epochs=None, seed=None, preset=None)
-    part, again = (replace(theirs, method=name, scores=replace(theirs.scores, n=500)) for name in ("part", "again"))
-    table = compare_table([run_of("ce", 0.05), run_of("focal", 0.06), part, again])
+    part = replace(theirs, method="part", scores=replace(theirs.scores, n=500))
+    table = compare_table([run_of("ce", 0.05), run_of("focal", 0.06), part])
     assert bold(table, "error") == ["ce"]
     assert line(table, "part").cells["error"].p_value is None
-    assert "part on cifar10: 500 test examples, other rows 10,000; not compared with them." in table.notes
-    assert (line(table, "ce").examples, line(table, "part").examples) == (10000, 500)
-    assert [row["examples"] for row in csv.DictReader(io.StringIO(to_csv(table)))][::6] == ["10000", "10000", "500", "500"]
-    alone = compare_table([part, replace(again, scores=replace(run_of("x", 0.02).scores, n=500))])
-    assert bold(alone, "error") == ["part"]
-    assert not any("test examples" in note for note in alone.notes)
+    assert line(table, "part").label == "part (500 examples)"
+    assert [row["examples"] for row in csv.DictReader(io.StringIO(to_csv(table)))][::6] == ["10000", "10000", "500"]
 
 
 def test_compare_table_several_values_are_bold_if_only_some_rows_may_be_compared() -> None:
     told = "train.average=phase"
     runs = [run_of("ce", 0.05), run_of("ce", 0.04, told=told), run_of("focal", 0.06), run_of("focal", 0.03, told=told)]
-    files = "Predictions from files, of which only the data are known, compete with all rows beside them."
     table = compare_table(runs)
-    assert [found.cells["error"].best for found in table.lines] == [True, False, False, True]
-    assert files not in table.notes
-    theirs = run_of("theirs", 0.01, 0.01, model=None, epochs=None, seed=None, preset=None)
-    assert files in compare_table([*runs[::2], theirs]).notes
+    assert [found.cells["error"].best for found in table.rows] == [True, False, False, True]
     # One alone has nothing to be compared with, and is not marked though it is the lowest.
     short = compare_table([run_of("ce", 0.05), run_of("focal", 0.06), run_of("flsd", 0.01, 0.01, epochs=20)])
     assert bold(short, "error") == ["ce"]
@@ -108,15 +86,15 @@ def test_compare_table_own_settings_are_in_the_label_common_ones_in_a_note() -> 
     command = "train.batch_size=64"
     runs = [run_of("ce", told=command), run_of("flgamma", told=f"{command} method.options.every=8")]
     table = compare_table(runs)
-    assert [found.label for found in table.lines] == ["ce", "flgamma (method.options.every=8)"]
-    assert "Settings: train.batch_size=64." in table.notes
+    assert [found.label for found in table.rows] == ["CE", "FLγ (every=8)"]
+    assert "All rows: 350 epochs; preset default; 15 bins; settings train.batch_size=64." in table.notes
 
 
 def test_compare_table_what_a_method_chooses_and_others_are_told_is_common() -> None:
     told = "train.average=phase train.select=error+nll"
     runs = [run_of("ce", 0.05, told=told), run_of("flgamma-sece", 0.04, told="", preset="default")]
     table = compare_table(runs)
-    assert [found.label for found in table.lines] == ["ce", "flgamma-sece"]
+    assert [found.label for found in table.rows] == ["CE", "FLγ-SECE"]
     assert bold(table, "error") == ["flgamma-sece"]
     other = compare_table([runs[0], run_of("flgamma-sece", 0.04, told="", preset="paper")])
     assert bold(other, "error") == []
@@ -128,9 +106,7 @@ def test_compare_table_marks_what_differs_from_the_first_row() -> None:
     assert line(table, "ce").cells["error"].p_value is None
     assert [cell for cell in to_markdown(table).split("|") if "†" in cell and "8." in cell]
     assert any("paired t-test over seeds" in note and "Holm" in note for note in table.notes)
-    assert not any(
-        cell.p_value for found in compare_table(seeds("ce", 0.05), test=False).lines for cell in found.cells.values()
-    )
+    assert not any(cell.p_value for found in compare_table(seeds("ce", 0.05), test=False).rows for cell in found.cells.values())
 
 
 def test_compare_table_corrects_for_the_number_of_rows() -> None:
@@ -145,14 +121,14 @@ def test_compare_table_calibrated_column_is_one_test_of_all_seeds() -> None:
     runs = [run_of("ce", seed=s, p_value=p) for s, p in enumerate((0.2, 0.01, 0.3))]
     some = [run_of("mmce", seed=s, p_value=p) for s, p in enumerate((0.2, 0.0004))]
     table = compare_table([*runs, run_of("focal", p_value=0.412), run_of("flsd", p_value=0.0002), *some], calibrated=True)
-    shown = [found.info("calibrated") for found in table.lines]
+    shown = [found.info("calibrated") for found in table.rows]
     assert shown == ["0.030", "0.412", "< 0.001", "< 0.001"]
     assert any("perfectly calibrated" in note for note in table.notes)
 
 
 def test_compare_table_paper_is_below_ours() -> None:
     table = compare_table([run_of("ce"), run_of("brier"), run_of("focal")], paper=True)
-    assert [(found.method, found.kind) for found in table.lines] == [
+    assert [(found.method, found.kind) for found in table.rows] == [
         ("ce", "ours"),
         ("ce", "paper"),
         ("brier", "ours"),
@@ -160,7 +136,7 @@ def test_compare_table_paper_is_below_ours() -> None:
         ("focal", "paper"),
     ]
     printed = line(table, "ce", "paper")
-    assert (printed.cells["error"].mean, printed.runs, printed.epochs) == (0.04812, 5, 350)
+    assert (printed.cells["error"].mean, printed.n_runs, printed.epochs) == (0.04812, 5, 350)
     assert "4.812 ± 0.122" in to_markdown(table)
     assert any("Golebiowski" in note for note in table.notes)
 
@@ -171,8 +147,8 @@ def test_compare_table_without_entries_is_refused() -> None:
 
 
 def test_cell_that_rounds_to_zero_has_no_sign() -> None:
-    assert Cell(-0.000001).shown(Column("e", "E", "e")) == ("0.000", None)
-    assert Cell(-0.0123, 0.004).shown(Column("e", "E", "e", percent=False)) == ("-0.012", "0.004")
+    assert Cell(-0.000001).shown(Column("e", "E")) == ("0.000", None)
+    assert Cell(-0.0123, 0.004).shown(Column("e", "E", percent=False)) == ("-0.012", "0.004")
 
 
 def test_compare_table_tests_no_row_that_may_not_be_compared_with_the_first() -> None:

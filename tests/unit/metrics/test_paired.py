@@ -24,7 +24,6 @@ from calibrant.metrics.paired import (
     mean_and_std,
     paired_t,
     paired_test,
-    welch_t,
 )
 from calibrant.metrics.table import score_metrics
 from helpers import mixed_gaps
@@ -310,20 +309,6 @@ def test_paired_t_without_spread_says_only_that_nothing_differs() -> None:
     assert paired_t([1e-17, -1e-17, 0.0]) == 1.0
     assert paired_t([0.1, 0.1 + 1e-17, 0.1]) is None
     assert paired_t([0.1, float("inf"), 0.2]) is None
-
-
-def test_welch_t_agrees_with_scipy() -> None:
-    first, second = [0.3, -0.1, 0.7, 0.2], [0.9, 0.4]
-    expected = stats.ttest_ind(first, second, equal_var=False).pvalue
-    assert welch_t(first, second) == pytest.approx(expected, rel=1e-12)
-    assert welch_t(second, first) == pytest.approx(expected, rel=1e-12)
-
-
-def test_welch_t_without_spread_or_runs_says_what_can_be_said() -> None:
-    assert welch_t([0.1, 0.1], [0.1, 0.1 + 1e-17]) == 1.0
-    assert welch_t([0.1, 0.1], [0.2, 0.2]) == 0.0
-    assert welch_t([0.1], [0.2, 0.3]) is None
-    assert welch_t([0.1, float("nan")], [0.2, 0.3]) is None
 
 
 def test_mean_and_std_divides_by_one_less() -> None:

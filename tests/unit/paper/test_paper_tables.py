@@ -8,14 +8,15 @@ import io
 import pytest
 
 from calibrant.grid.export import to_csv
-from calibrant.grid.tables import Line, Table, compare_table, paper_notes
+from calibrant.grid.tables import compare_table, paper_notes
 from calibrant.metrics.paired import compare_runs, holm
 from calibrant.paper.tables import make_paper_table, make_paper_tables
+from calibrant.report.rows import Row, Table
 from made_up_runs import run_of, seeds
 
 
-def line(table: Table, method: str, kind: str = "ours") -> Line:
-    return next(found for found in table.lines if (found.method, found.kind) == (method, kind))
+def line(table: Table, method: str, kind: str = "ours") -> Row:
+    return next(found for found in table.rows if (found.method, found.kind) == (method, kind))
 
 
 def test_table1_follows_the_order_of_the_paper() -> None:
@@ -23,14 +24,14 @@ def test_table1_follows_the_order_of_the_paper() -> None:
     runs += [run_of("ce", data="cifar100")]
     table = make_paper_table("table1", runs)
     assert [section.title for section in table.sections] == ["CIFAR-10, resnet18", "CIFAR-100, resnet18"]
-    assert [found.label for found in table.sections[0].lines] == ["CE", "CE (TS)", "LS-0.05", "FLγ-SECE"]
+    assert [found.label for found in table.sections[0].rows] == ["CE", "CE (TS)", "LS-0.05", "FLγ-SECE"]
     assert [column.key for column in table.columns] == ["error", "nll", "ece", "mce", "ace", "classwise_ece"]
 
 
 def test_table3_lists_published_numbers_with_their_networks() -> None:
     table = make_paper_table("table3", [run_of("adafocal", ece=0.006), run_of("ce")], paper=True)
     assert [column.key for column in table.columns] == ["ece", "error"]
-    labels = [found.label for found in table.lines if found.method in ("adafocal", "dual-focal", "ce")]
+    labels = [found.label for found in table.rows if found.method in ("adafocal", "dual-focal", "ce")]
     assert labels == [
         "published: Tao et al. 2023 (Dual Focal) [resnet50]",
         "published: Tao et al. 2023 (Dual Focal) [resnet110]",
@@ -38,7 +39,7 @@ def test_table3_lists_published_numbers_with_their_networks() -> None:
         "published: Ghosh et al. 2022 (AdaFocal) [resnet50]",
         "published: Ghosh et al. 2022 (AdaFocal) [resnet50]",
     ]
-    assert sum(found.kind == "paper" for found in table.lines) == 12
+    assert sum(found.kind == "paper" for found in table.rows) == 12
 
 
 def test_table5_is_the_difference_to_cross_entropy_of_the_same_seeds() -> None:
@@ -47,7 +48,7 @@ def test_table5_is_the_difference_to_cross_entropy_of_the_same_seeds() -> None:
     runs += [run_of("ce", 0.25, 0.09, data="cifar100"), run_of("focal", 0.24, 0.05, data="cifar100")]
     table = make_paper_table("table5", runs, paper=True)
     assert [column.heading for column in table.columns] == ["Δ Error (%)", "Δ ECE (%)"]
-    ours, printed, other, _ = table.lines
+    ours, printed, other, _ = table.rows
     assert (ours.label, ours.seeds, table.base) == ("Focal", (0, 1), "CE")
     assert ours.cells["error"].mean == pytest.approx(0.004)
     assert ours.cells["error"].std == pytest.approx(0.004 / 2**0.5)
@@ -84,8 +85,8 @@ def test_make_paper_tables_makes_those_that_have_their_runs() -> None:
     runs = [run_of("ce"), run_of("focal", model="mlp"), run_of("mixup", model=None), run_of("ce-dece", model="densenet100")]
     tables = make_paper_tables(runs)
     assert list(tables) == ["table1", "table4"]
-    assert [found.method for found in tables["table1"].lines if found.kind == "ours"] == ["ce", "mixup"]
-    assert [found.method for found in tables["table4"].lines if found.kind == "ours"] == ["ce-dece"]
+    assert [found.method for found in tables["table1"].rows if found.kind == "ours"] == ["ce", "mixup"]
+    assert [found.method for found in tables["table4"].rows if found.kind == "ours"] == ["ce-dece"]
     assert make_paper_tables([run_of("brier")]) == {}
 
 

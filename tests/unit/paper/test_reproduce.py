@@ -84,18 +84,18 @@ def test_report_of_a_table_has_its_four_forms_and_page(tmp_path: Path, monkeypat
     names = [file.relative_to(tmp_path).as_posix() for file in files]
     assert names[:5] == ["table2.md", "table2.tex", "table2.csv", "table2.json", "report.html"]
     assert all(file.stat().st_size > 0 for file in files)
-    assert [line.kind for line in table.lines].count("paper") == 2
+    assert [line.kind for line in table.rows].count("paper") == 2
     page = (tmp_path / "report.html").read_text()
     assert "Table 2: The calibration gain from SECE" in page
     # The paper's numbers stand below ours, in its own words.
-    assert ">2.138 ± 0.819</td>" in page
+    assert "2.138<small>± 0.819</small></td>" in page
 
 
 def test_report_of_a_quick_version_says_so_everywhere_and_has_no_number_of_the_paper(tmp_path: Path) -> None:
     plan = plan_reproduction("table1", data=["cifar10"], quick=True, seeds=1)
     table, files = write_report(plan, entries(("ce", "focal"), data="cifar10"), tmp_path)
     assert table.name == "table1-quick"
-    assert not [line for line in table.lines if line.kind == "paper"]
+    assert not [line for line in table.rows if line.kind == "paper"]
     for file in files[:5]:
         assert "quick" in file.read_text().lower(), file
     figures = [file.name for file in files if file.parent.name == "figures"]
@@ -121,7 +121,7 @@ def test_report_of_table5_without_differences_to_cross_entropy_still_shows_what_
     plan = plan_reproduction("table5", data=list(finished), seeds=1)
     runs = [entry for data, methods in finished.items() for entry in entries(methods, data=data)]
     table, _ = write_report(plan, runs, tmp_path)
-    shown = {section.data: tuple(line.method for line in section.lines if line.kind == "ours") for section in table.sections}
+    shown = {section.data: tuple(line.method for line in section.rows if line.kind == "ours") for section in table.sections}
     assert shown == finished
 
 

@@ -8,10 +8,8 @@ from statistics import fmean
 import pytest
 from matplotlib.figure import Figure
 
-from calibrant.core.scores import Entry
 from calibrant.grid.collect import load_results, save_results
 from calibrant.paper.tables import render_results, write_results_page
-from calibrant.report.figures import Drawing
 from calibrant.report.save import save_figure
 from made_up_runs import run_of
 
@@ -111,7 +109,7 @@ def test_other_runs_are_in_the_order_of_the_catalogue_plain_ones_first() -> None
     entries = [run_of("brier", **made), run_of("ce+ts", told=SPECIAL, **made), run_of("ce+ts", **made)]  # type: ignore[arg-type]
     entries += [run_of("focal", **made), run_of("ce", told=SPECIAL, **made), run_of("ce", **made)]  # type: ignore[arg-type]
     rows = rows_of(render_results(entries, link="x", command="x"), "Other runs")
-    found = [(row[0].partition(" (train")[0], "phase" in row[1]) for row in rows]
+    found = [(row[0].replace(" (average=phase)", ""), "phase" in row[1]) for row in rows]
     assert found[:4] == [("CE", False), ("CE (TS)", False), ("CE", True), ("CE (TS)", True)]
     assert found[4:] == [("Focal", False), ("Brier", False)]
     assert render_results(entries[::-1], link="x", command="x") == render_results(entries, link="x", command="x")
@@ -133,13 +131,3 @@ def test_page_below_a_file_is_refused_before_anything_is_drawn(tmp_path: Path, m
     with pytest.raises(OSError, match="taken"):
         write_results_page(tmp_path / "kept", out=tmp_path / "taken" / "x.md", figures=tmp_path / "figures")
     assert drawn == []
-
-
-def test_write_results_page_draws_the_rows_of_its_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    command = "optim.lr=0.4"
-    for entry in (run_of("focal"), run_of("ce", seed=0, told=command), run_of("ce", seed=1)):
-        save_results([entry], tmp_path / "kept")
-    shown: list[Entry] = []
-    monkeypatch.setattr("calibrant.report.figures.draw_all", lambda rows, _, n_bins: shown.extend(rows) or Drawing([], {}))
-    write_results_page(tmp_path / "kept", out=tmp_path / "page.md", figures=tmp_path / "figures")
-    assert [(entry.method, entry.preset) for entry in shown] == [("ce", None), ("ce", "optim.lr=0.4"), ("focal", None)]

@@ -287,7 +287,7 @@ def test_prepare_tradeoff_front_has_no_part_of_the_test_set() -> None:
     easy = replace(easy, scores=replace(easy.scores, n=7))
     runs = [easy, run_of("ce", error=0.05, ece=0.04), run_of("focal", error=0.06, ece=0.05)]
     points = prepare_tradeoff(group_rows(runs)[0].rows)
-    assert [(point.label, point.best) for point in points] == [("theirs", False), ("CE", True), ("Focal", False)]
+    assert [(point.label, point.best) for point in points] == [("theirs (7 examples)", False), ("CE", True), ("Focal", False)]
     assert [point.best for point in prepare_tradeoff(group_rows([easy])[0].rows)] == [True]
     # Where only a part has both numbers there is still a front.
     bare = replace(runs[1], scores=replace(runs[1].scores, metrics={}))

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
+from calibrant.core.scores import Entry
 from calibrant.report.rows import group_rows
 from figure_data import run_of
 
@@ -30,12 +33,6 @@ def test_group_rows_puts_unknown_networks_beside_the_first_network_of_their_data
     ]
 
 
-def test_group_rows_does_not_take_an_unknown_network_for_a_known_one() -> None:
-    (group,) = group_rows([run_of("ce"), run_of("ce", model=None), run_of("focal")])
-    assert [(row.label, len(row.runs)) for row in group.rows] == [("CE [1]", 1), ("CE [2]", 1), ("Focal", 1)]
-    assert group.rows[0].style != group.rows[1].style
-
-
 def test_common_seed_does_not_ask_rows_of_unknown_seed() -> None:
     theirs = run_of("theirs", model=None, seed=None)
     (group,) = group_rows([run_of("ce", seed=0), run_of("ce", seed=1), run_of("focal", seed=0), theirs])
@@ -43,21 +40,18 @@ def test_common_seed_does_not_ask_rows_of_unknown_seed() -> None:
     assert group_rows([theirs])[0].common_seed is None
 
 
-def test_group_rows_names_the_settings_of_a_method_that_is_there_once() -> None:
-    rows = group_rows([run_of("ce", preset="optim.lr=0.05"), run_of("focal", preset="method.options.gamma=3"), run_of("flsd")])
-    assert [row.label for row in rows[0].rows] == ["CE (lr=0.05)", "Focal (gamma=3)", "FLSD"]
+def told(method: str, **settings: str) -> Entry:
+    return replace(run_of(method), recipe={key.replace("_", "."): value for key, value in settings.items()})
+
+
+def test_group_rows_names_the_settings_in_which_rows_differ() -> None:
+    runs = [told("ce", optim_lr="0.05", data_val="30"), told("focal", data_val="30"), told("flsd", data_val="30", optim_lr="1")]
+    rows = group_rows(runs)[0].rows
+    assert [row.label for row in rows] == ["CE (lr=0.05)", "Focal", "FLSD (lr=1)"]
     # They look as the methods do, which nothing else stands for here.
-    assert all(row.style.filled for row in rows[0].rows)
-    (group,) = group_rows([run_of("ce", preset="train.average=no"), run_of("ce", preset="train.average=ema")])
-    assert [(row.label, row.style.filled) for row in group.rows] == [("CE (average=no)", True), ("CE (average=ema)", False)]
-
-
-def test_group_rows_tells_settings_apart_that_differ_where_a_label_is_cut() -> None:
-    long = [f"{', '.join(f'optim.key{k}=0.00{k}' for k in range(9))}, train.x={x}, {'y' * 30}" for x in (1, 2)]
-    rows = group_rows([run_of("ce"), *(run_of("ce", preset=text) for text in long)])[0].rows
-    assert len({row.label for row in rows}) == 3
-    assert [row.label[-4:] for row in rows[1:]] == [" [1]", " [2]"]
-    assert len({row.style for row in rows}) == 3
+    assert all(row.style.filled for row in rows)
+    rows = group_rows([told("ce", train_average="phase"), told("ce", train_average="ema")])[0].rows
+    assert [(row.label, row.style.filled) for row in rows] == [("CE (average=phase)", True), ("CE (average=ema)", False)]
 
 
 def test_group_rows_names_the_preset_where_a_method_has_two() -> None:

@@ -20,7 +20,6 @@ from calibrant.metrics.paired import paired_test
 from calibrant.metrics.verdict import write_interval, write_value
 from calibrant.report import page as page_module
 from calibrant.report.page import Candidate, Examined, Repair, render_page, script_hash
-from calibrant.report.page_runs import InTable
 from made_up_page_runs import made_runs
 
 NAMES = ("<b>bold</b>", "</script><script>alert(1)</script>", "<!-- \u2028 \U0001f600 note", 'quote " & co')
@@ -170,8 +169,6 @@ def test_page_of_nothing_is_refused() -> None:
     for given in (None, repaired()):
         with pytest.raises(ValueError, match="`examined` or `entries` must be given"):
             render_page(repaired=given)
-    with pytest.raises(ValueError, match="`told` must have one part an entry, got 2"):
-        render_page(entries=made_runs(), told=[InTable()] * 2)
 
 
 def test_page_of_runs_shows_their_charts_in_the_colours_of_its_theme() -> None:

@@ -85,5 +85,3 @@ def test_styles_of_unknown_names_are_free_ones_and_stable() -> None:
     found = styles_of(names)
     assert list(found) == names
     assert len(set(found.values())) == len(names)
-    alone, among = home("mine"), found["mine", ""]
-    assert (alone.marker, alone.line) == (among.marker, among.line)
