@@ -191,12 +191,13 @@ def mass_cuts(size: int, n_bins: int, *, total: float = 1.0) -> Tensor:
 
 
 def between_cuts(sums: Tensor, cuts: Tensor) -> Tensor:
-    """Share of running ``sums [K, G + 1]``, the first of them the mass, between consecutive ``cuts [M + 1]``; ``[K, M]``."""
-    mass = sums[0].contiguous()
-    right = torch.searchsorted(mass, cuts).clamp(1, len(mass) - 1)
-    start, width = mass[right - 1], mass[right] - mass[right - 1]
-    share = torch.where(width > 0, (cuts - start) / width.where(width > 0, 1.0), 0.0)
-    return torch.lerp(sums[:, right - 1], sums[:, right], share).diff(dim=1)
+    """Share of running ``sums [K, ..., G + 1]``, the first the mass, between ``cuts [..., M + 1]``; ``[K, ..., M]``."""
+    mass, cuts = sums[0].contiguous(), cuts.contiguous()
+    right = torch.searchsorted(mass, cuts).clamp(1, mass.shape[-1] - 1)
+    start, width = mass.gather(-1, right - 1), mass.gather(-1, right) - mass.gather(-1, right - 1)
+    share = torch.where(width > 0, (cuts - start) / width.where(width > 0, 1.0), 0.0).clamp(0, 1)
+    at = right.expand(len(sums), *right.shape)
+    return torch.lerp(sums.gather(-1, at - 1), sums.gather(-1, at), share).diff(dim=-1)
 
 
 def means_of_sums(edges: Tensor, count: Tensor, confidence: Tensor, accuracy: Tensor) -> Bins:

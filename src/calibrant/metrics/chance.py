@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,7 +27,7 @@ from calibrant.core.checks import ArrayLike, check_bins, check_count
 from calibrant.core.records import Predictions
 from calibrant.core.scores import BinSweep, IfCalibrated
 from calibrant.metrics.conventions import binned_error
-from calibrant.metrics.levels import Levels, draw_rows, ece_of_levels, levels_of
+from calibrant.metrics.levels import Levels, draw_calibrated, ece_of_levels, levels_of, mce_of_levels
 
 # 10, 20, 50, 100, 200, 500 and 1000 are those of published figures; the others fill the gaps on a logarithmic axis.
 BIN_COUNTS = (10, 15, 20, 30, 50, 70, 100, 150, 200, 300, 500, 700, 1000)
@@ -77,8 +77,8 @@ def null_distribution(
     """
     where = "null_distribution"
     check_draws(n_bins, n_resamples, seed, where=where)
-    top = top_label(probs, labels, where=where, weights=weights)
-    return null_of_levels(_levels_of_top(top, n_bins), n_resamples=n_resamples, rng=np.random.default_rng(seed))
+    levels = _levels_of_top(top_label(probs, labels, where=where, weights=weights), n_bins)
+    return ece_of_levels(levels, *draw_calibrated(levels, n_resamples=n_resamples, seed=seed))
 
 
 def if_calibrated(
@@ -159,16 +159,10 @@ def bin_sweep(
     if n_resamples == 0:
         return BinSweep(numbers, ece, mce)
     levels = _levels_of_top(top, WIDTH_CELLS)
-    mass, right = draw_rows(levels, levels.confidence[None], n_resamples=n_resamples, rng=np.random.default_rng(seed))
-    drawn = [_mean_errors(levels, mass, right, equal_width_index(levels.confidence, m, dtype=top.dtype)) for m in numbers]
-    return BinSweep(numbers, ece, mce, *zip(*drawn, strict=True))
-
-
-def _mean_errors(levels: Levels, mass: Tensor, right: Tensor, index: Tensor) -> tuple[float, float]:
-    """Mean ECE and MCE of rows over the bins that ``index [G]`` puts levels in."""
-    by_bin = mass.new_zeros(2, len(mass), int(index.max()) + 1)
-    held, gap = by_bin.index_add_(2, index, torch.stack([mass, mass * levels.confidence - right])).abs_()
-    return float(gap.sum(1).mean()), float(torch.where(held > 0, gap / held, 0.0).amax(1).mean())
+    drawn = draw_calibrated(levels, n_resamples=n_resamples, seed=seed)
+    merged = [replace(levels, bin_index=equal_width_index(levels.confidence, m, dtype=top.dtype)) for m in numbers]
+    means = (tuple(float(of(found, *drawn).mean()) for found in merged) for of in (ece_of_levels, mce_of_levels))
+    return BinSweep(numbers, ece, mce, *means)
 
 
 def compare_with_null(observed: float, drawn: Tensor) -> IfCalibrated:
@@ -176,11 +170,6 @@ def compare_with_null(observed: float, drawn: Tensor) -> IfCalibrated:
     # Sums in another order differ by rounding, which must not decide whether equal values count.
     as_large = int((drawn >= observed - 1e-12).sum())
     return IfCalibrated(float(drawn.mean()), float(torch.quantile(drawn, 0.95)), (1 + as_large) / (1 + len(drawn)))
-
-
-def null_of_levels(levels: Levels, *, n_resamples: int, rng: np.random.Generator) -> Tensor:
-    """ECE ``[R]`` of calibrated data with the confidences of ``levels``."""
-    return ece_of_levels(levels, *draw_rows(levels, levels.confidence[None], n_resamples=n_resamples, rng=rng))
 
 
 def check_draws(n_bins: int, n_resamples: int, seed: int, *, where: str, least: int = 100) -> None:

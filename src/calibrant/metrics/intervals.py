@@ -38,7 +38,17 @@ from torch import Tensor
 from calibrant.core.binning import norm_of_bins
 from calibrant.core.records import Predictions
 from calibrant.core.summary import Summary
-from calibrant.metrics.levels import Gaps, Levels, OfLevels, aurc_of_levels, draw_rows, ece_of_levels, levels_of, mce_of_levels
+from calibrant.metrics.levels import (
+    Gaps,
+    Levels,
+    OfLevels,
+    aurc_of_levels,
+    draw_calibrated,
+    draw_rows,
+    ece_of_levels,
+    levels_of,
+    mce_of_levels,
+)
 
 # 97.5 % point of the normal distribution.
 NORMAL_95 = 1.959963984540054
@@ -149,15 +159,7 @@ class Evidence:
         self.summary, self.n_resamples, self.seed = summary, n_resamples, seed
         self.size = summary.effective_n
         self.per_truth = max(math.ceil(_PER_TRUTH * n_resamples), 2)
-        self._drawn: dict[tuple[Family, Pieces], tuple[Tensor, tuple[Tensor, Tensor]]] = {}
-        self._ranges: dict[Inversion, Range] = {}
-
-    @cached_property
-    def positive(self) -> Evidence | None:
-        """The same of the probability of the positive class; None of more than two classes."""
-        if self.summary.positive is None:
-            return None
-        return Evidence(self.summary.positive, n_resamples=self.n_resamples, seed=self.seed)
+        self._drawn: dict[str, tuple[Tensor, tuple[Tensor, Tensor]]] = {}
 
     @cached_property
     def levels(self) -> Levels:
@@ -171,8 +173,7 @@ class Evidence:
     @cached_property
     def calibrated(self) -> tuple[Tensor, Tensor]:
         """Calibrated data sets: rows ``mass, right [R, G]``."""
-        rng = np.random.default_rng(self.seed)
-        return draw_rows(self.levels, self.levels.confidence[None], n_resamples=self.n_resamples, rng=rng)
+        return draw_calibrated(self.levels, n_resamples=self.n_resamples, seed=self.seed)
 
     @property
     def most_unseen(self) -> float:
@@ -180,19 +181,14 @@ class Evidence:
         seen = 1 - float(self.levels.share @ self.levels.accuracy)
         return rate_interval(0.0, size=self.size).high if seen < 1e-12 else 0.0
 
-    def range_of(self, interval: Inversion, value: float) -> Range:
-        """The interval by one rule, computed once."""
-        if interval not in self._ranges:
-            self._ranges[interval] = interval(self, value)
-        return self._ranges[interval]
-
     def draw(self, family: Family, pieces: Pieces) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Truths ``[S, G]`` of a family, and data sets drawn from them: rows ``mass, right [S·R, G]``, truth after truth."""
-        if (family, pieces) not in self._drawn:
+        name = f"{family.__name__} {pieces}"
+        if name not in self._drawn:
             truths = family(self.levels, self.levels.bin_index if pieces == "width" else self.levels.mass_index)
-            rng = self.stream(f"{family.__name__} {pieces}")
-            self._drawn[family, pieces] = truths, draw_rows(self.levels, truths, n_resamples=self.per_truth, rng=rng)
-        return self._drawn[family, pieces]
+            drawn = draw_rows(self.levels, truths, n_resamples=self.per_truth, rng=self.stream(name))
+            self._drawn[name] = truths, drawn
+        return self._drawn[name]
 
 
 # Bins within which a truth has one gap: of equal width or of equal mass.
@@ -432,8 +428,8 @@ def _draw_classwise(
 
 def mce_interval(evidence: Evidence, value: float) -> Range:
     """Interval of the MCE: the largest of gaps is at least their mean, so what rules out an ECE rules out that MCE."""
-    found = evidence.range_of(Inversion(mce_of_levels, "width"), value)
-    low = max(found.low, min(evidence.range_of(ECE_INVERSION, float(norm_of_bins(evidence.summary.bins))).low, value))
+    found = Inversion(mce_of_levels, "width")(evidence, value)
+    low = max(found.low, min(ECE_INVERSION(evidence, float(norm_of_bins(evidence.summary.bins))).low, value))
     return Range(low, max(found.high, low))
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
-from calibrant.core.binning import WIDTH_CELLS, bin_of_cell, equal_width_index, mass_cuts
+from calibrant.core.binning import WIDTH_CELLS, between_cuts, bin_of_cell, equal_width_index, mass_cuts
 
 # A level is at most this wide (a quarter of SECE's bandwidth), and all examples make about this many levels of equal content
 # where a cell does not hold more.
@@ -139,10 +139,11 @@ class Gaps:
     """Share of examples, gap, and variance of one example's correctness, for each piece of the levels ``[K]``."""
 
     def __init__(self, levels: Levels, pieces: Tensor) -> None:
-        _, self.piece = torch.unique(pieces, return_inverse=True)
+        self.piece = torch.unique(pieces, return_inverse=True)[1]
         self.weight = self.sum(levels.share)
-        parts = (self.sum(levels.share * v) / self.weight for v in (levels.confidence, levels.accuracy))
-        self.confidence, self.accuracy = parts
+        self.confidence, self.accuracy = (
+            self.sum(levels.share * v) / self.weight for v in (levels.confidence, levels.accuracy)
+        )
         self.gap = self.confidence - self.accuracy
         self.count = self.weight.square() / self.sum(levels.share.square() / levels.count)
         # Two more of each kind (Agresti and Coull): a bin seen without errors is not thereby free of them.
@@ -172,6 +173,11 @@ def draw_rows(levels: Levels, accuracy: Tensor, *, n_resamples: int, rng: np.ran
     return levels.share.expand_as(right), right
 
 
+def draw_calibrated(levels: Levels, *, n_resamples: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Draw data sets of a model that is right as often as it says: rows ``mass, right [R, G]``."""
+    return draw_rows(levels, levels.confidence[None], n_resamples=n_resamples, rng=np.random.default_rng(seed))
+
+
 # From levels and rows ``mass, right [R, G]`` to the values of a metric ``[R]``.
 OfLevels: TypeAlias = Callable[[Levels, Tensor, Tensor], Tensor]
 
@@ -189,8 +195,7 @@ def mce_of_levels(levels: Levels, mass: Tensor, right: Tensor) -> Tensor:
 
 def ace_of_levels(levels: Levels, mass: Tensor, right: Tensor) -> Tensor:
     """Adaptive (equal-mass) calibration error of each row ``[R]``."""
-    (residual,) = _between_cuts(levels, mass, mass * levels.confidence - right)
-    return residual.abs().sum(-1)
+    return _between_cuts(levels, mass, mass * levels.confidence - right)[0].abs().sum(-1)
 
 
 def debiased_of_levels(levels: Levels, mass: Tensor, right: Tensor, *, noise: float = 1.0) -> Tensor:
@@ -250,15 +255,7 @@ def aurc_of_levels(levels: Levels, mass: Tensor, right: Tensor) -> Tensor:
     return (mass * risk).sum(-1)
 
 
-def _between_cuts(levels: Levels, mass: Tensor, *sums: Tensor) -> list[Tensor]:
-    """Content ``[R, M]`` of equal-mass bins: cumulative sums, read by interpolation where the cumulative mass is cut."""
-    rising = pad(mass.cumsum(-1), (1, 0))
-    cuts = levels.mass_cuts.expand(len(mass), -1) * rising[:, -1:]
-    after = torch.searchsorted(rising, cuts.contiguous()).clamp(1, mass.shape[-1])
-    start, end = rising.gather(1, after - 1), rising.gather(1, after)
-    share = torch.where(end > start, (cuts - start) / (end - start).where(end > start, 1.0), 0.0).clamp(0, 1)
-    content = []
-    for part in sums:
-        total = pad(part.cumsum(-1), (1, 0))
-        content.append(torch.lerp(total.gather(1, after - 1), total.gather(1, after), share).diff(dim=-1))
-    return content
+def _between_cuts(levels: Levels, mass: Tensor, *sums: Tensor) -> Tensor:
+    """Content ``[K, R, M]`` of equal-mass bins: cumulative sums, read by interpolation where the cumulative mass is cut."""
+    rising = pad(torch.stack([mass, *sums]).cumsum(-1), (1, 0))
+    return between_cuts(rising, levels.mass_cuts * rising[0, :, -1:])[1:]

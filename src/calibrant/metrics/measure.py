@@ -11,7 +11,7 @@ import torch
 from calibrant.core.binning import norm_of_bins
 from calibrant.core.checks import ArrayLike
 from calibrant.core.records import Predictions, as_predictions, one_of
-from calibrant.core.scores import ClassScore, Estimate, PositiveClass, Scores
+from calibrant.core.scores import ClassScore, Estimate, IfCalibrated, PositiveClass, Scores
 from calibrant.core.slices import Slices, column_names
 from calibrant.core.summary import Summary, summarize
 from calibrant.metrics.chance import check_draws, compare_with_null
@@ -118,15 +118,13 @@ def measure_summary(
     """
     check_draws(summary.n_bins, n_resamples, seed, where="measure_summary")
     evidence = Evidence(summary, n_resamples=n_resamples, seed=seed)
-    # Drawn first, as `if_calibrated` does with the same seed.
-    null = ece_of_levels(evidence.levels, *evidence.calibrated)
-    if_calibrated = compare_with_null(float(norm_of_bins(summary.bins)), null)
+    second = None if summary.positive is None else Evidence(summary.positive, n_resamples=n_resamples, seed=seed)
     values = values_of(summary, predictions)
     metrics = {}
     for key, value in values.items():
         metric = METRICS[key]
         if metric.interval is not None:
-            low, high = metric.interval(evidence.positive if metric.positive and evidence.positive else evidence, value)
+            low, high = metric.interval(second if metric.positive and second else evidence, value)
         else:
             assert predictions is not None
             drawn = resampled_values(metric, predictions, n_resamples, seed=seed, n_bins=summary.n_bins)
@@ -138,12 +136,12 @@ def measure_summary(
         num_classes=summary.num_classes,
         n_bins=summary.n_bins,
         metrics=metrics,
-        ece_if_calibrated=if_calibrated,
+        ece_if_calibrated=_if_calibrated(evidence),
         bins=summary.bins,
         classes=class_scores(summary, names=class_names) if by_class else (),
         file=file,
         weight=summary.weight if summary.is_weighted else None,
-        positive=_positive_class(evidence.positive, class_names),
+        positive=_positive_class(second, class_names),
     )
 
 
@@ -158,16 +156,20 @@ def values_of(summary: Summary, predictions: Predictions | None = None) -> dict[
     return values
 
 
+def _if_calibrated(evidence: Evidence) -> IfCalibrated:
+    drawn = ece_of_levels(evidence.levels, *evidence.calibrated)
+    return compare_with_null(float(norm_of_bins(evidence.summary.bins)), drawn)
+
+
 def _positive_class(evidence: Evidence | None, names: Sequence[str] | None) -> PositiveClass | None:
     if evidence is None:
         return None
-    summary = evidence.summary
-    bins = summary.bins
+    bins = evidence.summary.bins
     return PositiveClass(
         name=None if names is None else str(names[1]),
         predicted=float(bins.weight @ bins.confidence),
         observed=float(bins.weight @ bins.accuracy),
-        if_calibrated=compare_with_null(float(norm_of_bins(bins)), ece_of_levels(evidence.levels, *evidence.calibrated)),
+        if_calibrated=_if_calibrated(evidence),
         bins=bins,
     )
 

@@ -114,27 +114,19 @@ def paired_test(
     drawn = {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
     # Rounded, so that ten equal weights are worth ten and not a little less.
     wider = _widening(round(one.size, 6))
-    by_chance = _if_both_calibrated(one, two, rng)
+    # Both calibrated: one number per example decides about both. Where they predict the same class they are right together.
+    rows = rng.permutation(len(first))[:_CHANCE_EXAMPLES]
+    uniform = torch.from_numpy(rng.random((len(rows), _CHANCE_DRAWS), dtype=np.float32))
+    differ = (first.predicted != second.predicted)[rows].float().unsqueeze(1)
+    before, after = one.by_chance(rows, uniform, uniform), two.by_chance(rows, uniform, (uniform - differ).abs())
     found = {}
     for key, metric in score_metrics(positive=first.num_classes == 2).items():
         if key not in drawn:
             both = (resampled_values(metric, given, n_resamples, seed=seed, n_bins=n_bins) for given in (second, first))
             drawn[key] = torch.sub(*both)
         test = _compare(two.values[key] - one.values[key], drawn[key], most=metric.largest, wider=wider)
-        found[key] = _beyond_chance(test, by_chance[key], most=metric.largest) if key in by_chance else test
+        found[key] = _beyond_chance(test, after[key] - before[key], most=metric.largest) if key in before else test
     return found
-
-
-def _if_both_calibrated(one: Sample, two: Sample, rng: np.random.Generator) -> dict[str, Tensor]:
-    """Differences ``[R]`` of the calibration errors of two models with these probabilities, both calibrated.
-
-    One number per example decides about both: where they predict the same class they are right together, else one at a time.
-    """
-    rows = rng.permutation(len(one.weights))[:_CHANCE_EXAMPLES]
-    uniform = torch.from_numpy(rng.random((len(rows), _CHANCE_DRAWS), dtype=np.float32))
-    differ = (one.predictions.predicted != two.predictions.predicted)[rows].float().unsqueeze(1)
-    before, after = one.by_chance(rows, uniform, uniform), two.by_chance(rows, uniform, (uniform - differ).abs())
-    return {key: after[key] - before[key] for key in before}
 
 
 def _beyond_chance(test: Paired, drawn: Tensor, *, most: float) -> Paired:
@@ -215,8 +207,8 @@ class Sample:
             if seen is not None
         ]
         nll, brier = nll_and_brier(predictions)
-        infinite = nll.isinf() & (weights > 0)
-        values = [torch.ones_like(brier), nll.where(nll.isfinite(), 0.0), brier, infinite.double()]
+        # Where some log-likelihood is infinite so is the difference, and no resample is asked.
+        values = [torch.ones_like(brier), nll.where(nll.isfinite(), 0.0), brier]
         self.sums = _sum_blocks(torch.stack(values, dim=1) * weights[:, None], block)
         self.classes, self.totals = _class_residuals(predictions, weights, n_bins, block)
         count, confidence, correct = summary.by_class
@@ -227,14 +219,14 @@ class Sample:
         """Score resamples in which blocks of examples are drawn ``counts [B, r]`` times; key → ``[r]``."""
         # Some versions of BLAS report invalid values and overflow in small products where there are none.
         with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-            total, nll, brier, infinite = torch.from_numpy(self.sums @ counts).double()
+            total, nll, brier = torch.from_numpy(self.sums @ counts).double()
             above, totals = (torch.from_numpy(matrix @ counts) for matrix in (self.classes, self.totals))
         # With weights, only examples without any may have been drawn.
         total = total.where(total > 0, 1.0)
         above = above.unflatten(0, (len(totals), -1))
         residual = torch.cat([(totals - above.sum(1)).unsqueeze(1), above], dim=1) / total - self.class_shift.unsqueeze(2)
         found = {
-            "nll": (nll / total).where(infinite == 0, torch.inf),
+            "nll": nll / total,
             "brier": brier / total,
             "classwise_ece": residual.abs().sum((0, 1)) / len(totals),
         }
@@ -346,14 +338,13 @@ def _compare(difference: float, drawn: Tensor, *, most: float, wider: float) -> 
 
 
 def _check_same_examples(first: Predictions, second: Predictions, *, where: str) -> None:
-    shapes = [[len(given), given.num_classes] for given in (first, second)]
-    if shapes[0] != shapes[1]:
-        raise ValueError(f"{where}: `second` must be [N, C] = {shapes[0]} as `first`, got {shapes[1]}.")
-    if not torch.equal(first.labels, second.labels):
-        raise ValueError(f"{where}: `second` must have the labels of `first`, got others. Put both in the same order.")
-    one, two = (torch.ones(len(first)).double() if given.weights is None else given.weights for given in (first, second))
-    if not torch.equal(one, two):
-        raise ValueError(f"{where}: `second` must have the weights of `first`, got others.")
+    facts = (
+        (torch.tensor(given.scores.shape), given.labels, torch.ones(0) if given.weights is None else given.weights)
+        for given in (first, second)
+    )
+    for name, one, two in zip(("[N, C]", "labels", "weights"), *facts, strict=True):
+        if not torch.equal(one.double(), two.double()):
+            raise ValueError(f"{where}: `second` must have the {name} of `first`, in the same order, got others.")
 
 
 class Difference(NamedTuple):
@@ -396,15 +387,14 @@ def compare_runs(
         if not all(key in entry.scores for entry in (*first, *second)):
             continue
         drawn = [b.scores[key].value - a.scores[key].value for a, b in pairs]
-        mean, std = mean_and_std(drawn) if drawn else (_mean(second, key) - _mean(first, key), None)
+        mean, std = mean_and_std(drawn) if drawn else (math.nan, None)
+        if not drawn:
+            ones, twos = ([entry.scores[key].value for entry in runs] for runs in (first, second))
+            mean = mean_and_std(twos)[0] - mean_and_std(ones)[0]
         over: Literal["seeds", "examples"] = "seeds" if len(pairs) >= LEAST_SEEDS else "examples"
         p_value = over_examples.get(key) if over == "examples" else paired_t(drawn) if test else None
         found[key] = Difference(mean, std, len(pairs), p_value, None if p_value is None else over, tuple(drawn))
     return found
-
-
-def _mean(runs: Sequence[Entry], key: str) -> float:
-    return mean_and_std([entry.scores[key].value for entry in runs])[0]
 
 
 def paired_t(differences: Sequence[float]) -> float | None:

@@ -177,7 +177,7 @@ _SCORES = {
         unit="%",
         group="top label",
         read=lambda summary: norm_of_bins(summary.bins),
-        interval=lambda evidence, value: evidence.range_of(ECE_INVERSION, value),
+        interval=ECE_INVERSION,
         of_levels=of.ece_of_levels,
         shrinks="width",
     ),

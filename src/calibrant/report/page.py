@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import numpy as np
 import torch
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -31,9 +30,9 @@ from calibrant.core.records import Bins, Predictions
 from calibrant.core.scores import Entry, Estimate, Paired, Promise, Scores, without_nan
 from calibrant.core.summary import Summary, summarize
 from calibrant.metrics import METRICS
-from calibrant.metrics.chance import compare_with_null, null_of_levels
+from calibrant.metrics.chance import compare_with_null
 from calibrant.metrics.intervals import rate_interval
-from calibrant.metrics.levels import levels_of
+from calibrant.metrics.levels import draw_calibrated, ece_of_levels, levels_of
 from calibrant.metrics.measure import class_scores
 from calibrant.metrics.verdict import (
     FEW,
@@ -408,7 +407,7 @@ def examine_stops(summary: Summary, *, stops: list[int], n_resamples: int, seed:
     found = []
     for n_bins in stops:
         levels = levels_of(summary.cells, size=summary.effective_n, n_bins=n_bins)
-        drawn = null_of_levels(levels, n_resamples=n_resamples, rng=np.random.default_rng(seed))
+        drawn = ece_of_levels(levels, *draw_calibrated(levels, n_resamples=n_resamples, seed=seed))
         bins = summary.bins_of(n_bins)
         ece, parts = float(norm_of_bins(bins)), bins.weight * bins.gap
         null = compare_with_null(ece, drawn)
