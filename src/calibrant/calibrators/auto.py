@@ -237,7 +237,7 @@ class AutoCalibrator(Calibrator):
         tried = {name: kind() for name, kind in table.items() if self.methods is None or name in self.methods}
         failures = {name: doubt for name, made in tried.items() if (doubt := _doubt(made, data, self.few_samples))}
         self.candidates_ = {name: calibrator for name, calibrator in tried.items() if name not in failures}
-        idle = Identity().log_probs(data.logits)
+        idle = data.logits.double().log_softmax(1)
         gains, given_up = self._race(data, idle, failures)
         alive = [name for name in gains if name not in given_up]
         best = max(alive, key=lambda name: mean_and_error(gains[name].found, data.weights)[0])
@@ -296,11 +296,6 @@ class AutoCalibrator(Calibrator):
                     given_up[name] = f"given up after {part} of {self.n_folds} parts"
         return gains, given_up
 
-    def log_probs(self, logits: Tensor) -> Tensor:
-        """Apply the best calibrator; no guard rails."""
-        found: Tensor = self.best_.log_probs(logits)
-        return found
-
     def as_layer(self, *, dtype: torch.dtype | None = None) -> nn.Module:
         """Return the best calibrator as a module; ``dtype`` as in `wrap`."""
         check_is_fitted(self)
@@ -357,7 +352,11 @@ class Repaired:
     @property
     def advice(self) -> str:
         """What was fitted, in a sentence."""
-        return describe(self.calibrator)
+        auto = isinstance(self.calibrator, AutoCalibrator)
+        said = self.calibrator.advice_ if auto else f"Fitted: {self.calibrator.label}."
+        return said + (
+            f" The temperature is {self.fitted.temperature_:.3f}." if self.fitted.learned == ("temperature",) else ""
+        )
 
     def __str__(self) -> str:
         lines = [self.advice]
@@ -434,10 +433,3 @@ def measure_repair(
     )
     paired = paired_test(predictions, repaired, n_bins=n_bins, n_resamples=n_resamples, seed=seed)
     return Repaired(calibrator, repaired, before, after, paired)
-
-
-def describe(calibrator: Calibrator) -> str:
-    """Say in a sentence what was fitted."""
-    fitted = calibrator.best_ if isinstance(calibrator, AutoCalibrator) else calibrator
-    said = calibrator.advice_ if isinstance(calibrator, AutoCalibrator) else f"Fitted: {calibrator.label}."
-    return said + (f" The temperature is {fitted.temperature_:.3f}." if fitted.learned == ("temperature",) else "")

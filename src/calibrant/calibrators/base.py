@@ -237,30 +237,18 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
         if scores.ndim < 2 or scores.shape[axis] != self.num_classes_:
             form = f"{'[S, N, C] or ' if self.takes_samples else ''}[N, C] with C = {self.num_classes_} as in the fit"
             raise ValueError(f"{where}: `logits` must be {form}, got {list(scores.shape)}.")
-        last = scores.movedim(axis, -1)
-        flat = last.reshape(-1, self.num_classes_)
+        flat = scores.movedim(axis, -1).reshape(-1, self.num_classes_)
         if len(flat):
             check_before_softmax(flat, where=where)
             if fingerprint(flat) == self._seen:
                 warn(f"{where}: the calibrator was fitted on these examples, so the repair looks better than it is.")
-        if self.takes_samples:
-            return self.log_probs(raise_probs(scores, self.floor_))
-        return self.log_probs(raise_probs(flat, self.floor_)).reshape(last.shape).movedim(-1, 1)
+        return self.log_probs(scores)
 
     def log_probs(self, logits: Tensor) -> Tensor:
-        """Apply the repair to checked ``logits [N, C]``, some rows at a time in float64; no guard rails."""
-        learned = {name: value.to(logits.device) for name, value in self.learned_values().items()}
-        result = torch.empty(logits.shape, dtype=torch.float64, device=logits.device)
-        rows = chunk_rows(int(logits.shape[-1]))
-        for given, place in zip(logits.split(rows), result.split(rows), strict=True):
-            place.copy_(self.mapped(given.double(), learned))
-        return result
-
-    @classmethod
-    def mapped(cls, logits: Tensor, learned: Mapping[str, Tensor]) -> Tensor:
-        """Apply the formula, and keep the top class if the method promises to."""
-        found = cls.formula(logits, **learned)
-        return keep_top(found, logits) if cls.preserves_accuracy and learned else found
+        """Apply the repair to checked logits ``[N, C]`` or ``[N, C, ...]``, some rows at a time in float64; no guard rails."""
+        layer = self.as_layer(dtype=torch.float64).to(logits.device)
+        rows = chunk_rows(logits.numel() // max(len(logits), 1))
+        return torch.cat([layer(part) for part in logits.split(rows)])
 
     def learned_values(self) -> dict[str, Tensor]:
         """Return what was learned as float64 tensors, by the names of ``learned``."""
@@ -392,8 +380,10 @@ class CalibrationLayer(nn.Module):
 
     def __init__(self, calibrator: Calibrator, *, dtype: torch.dtype | None = None) -> None:
         super().__init__()
-        self._mapped, self._names, self._num_classes = calibrator.mapped, calibrator.learned, calibrator.num_classes_
+        self._formula, self._names, self._num_classes = calibrator.formula, calibrator.learned, calibrator.num_classes_
         self._axis, self._floor = -1 if calibrator.takes_samples else 1, calibrator.floor_
+        # Of the identity nothing can be lost by rounding.
+        self._keeps_top = calibrator.preserves_accuracy and len(calibrator.learned) > 0
         self._out_dtype = dtype
         for name, value in calibrator.learned_values().items():
             self.register_buffer(name, value.detach().clone().to(dtype or calibrator.layer_dtype))
@@ -408,11 +398,12 @@ class CalibrationLayer(nn.Module):
             form = f"C = {self._num_classes} classes as in the fit"
             raise ValueError(f"CalibrationLayer: `logits` must have {form}, got {list(logits.shape)}.")
         held = {name: self.get_buffer(name) for name in self._names}
-        dtype = torch.promote_types(next(iter(held.values())).dtype if held else torch.float32, logits.dtype)
-        wide, device = logits.to(dtype).movedim(self._axis, -1), logits.device.type
-        wide = raise_probs(wide, self._floor)
+        own = next(iter(held.values())).dtype if held else self._out_dtype or torch.float32
+        dtype = torch.promote_types(own, logits.dtype)
+        wide, device = raise_probs(logits.to(dtype).movedim(self._axis, -1), self._floor), logits.device.type
         with torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext():
-            found = self._mapped(wide, {name: value.to(dtype) for name, value in held.items()})
+            found = self._formula(wide, **{name: value.to(dtype) for name, value in held.items()})
+            found = keep_top(found, wide) if self._keeps_top else found
         return found.movedim(-1, self._axis).to(self._out_dtype or torch.promote_types(logits.dtype, torch.float32))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:

@@ -291,7 +291,8 @@ class MonteCarloTemperatureScaling(_TemperatureMethod):
 
     def log_probs(self, logits: Tensor) -> Tensor:
         """Apply the temperature to checked logits and average; no guard rails."""
-        return monte_carlo_log_probs(logits.double(), self.temperature_)
+        found: Tensor = self.as_layer(dtype=torch.float64).to(logits.device)(logits)
+        return found
 
 
 def ensemble_log_probs(logits: Tensor, temperature: Tensor | float, mixture: Tensor) -> Tensor:

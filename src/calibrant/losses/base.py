@@ -95,7 +95,10 @@ class Objective(nn.Module):
         return self.value(rows.logits, rows.labels, **{name: rows.inputs[name] for name in self.inputs})
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell the objective which epoch, counted from 0, is about to run; most have no use for it."""
+        """Tell the objective, and those within it, which epoch, counted from 0, is about to run; most have no use for it."""
+        for part in self.modules():
+            if part is not self and isinstance(part, Objective):
+                part.set_epoch(epoch)
 
     def observe_batch(self, logits: Tensor, labels: Tensor, *, indices: Tensor) -> None:
         """Remember what a training batch shows, after its loss; most remember nothing."""
@@ -224,11 +227,6 @@ class WeightedSum(Objective):
     def objectives(self) -> list[Objective]:
         """The terms without their weights."""
         return list(self.terms)  # type: ignore[arg-type]
-
-    def set_epoch(self, epoch: int) -> None:
-        """Tell every term which epoch, counted from 0, is about to run."""
-        for term in self.objectives:
-            term.set_epoch(epoch)
 
     def value(self, logits: Tensor, labels: Tensor, **inputs: Tensor) -> Tensor:
         """Return the weighted sum before reduction: ``[B]`` where a loss is in it, else ``[]``."""

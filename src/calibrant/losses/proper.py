@@ -189,10 +189,6 @@ class MixupLoss(Loss, function=mixup_loss):
         """Names of the keyword arguments needed besides logits and labels."""
         return ("labels_b", "lam", *self.base.inputs)
 
-    def set_epoch(self, epoch: int) -> None:
-        """Tell ``base`` which epoch, counted from 0, is about to run."""
-        self.base.set_epoch(epoch)
-
     def value(self, logits: Tensor, labels: Tensor, *, labels_b: Tensor, lam: Tensor | float, **inputs: Tensor) -> Tensor:
         """Return the loss of every sample, ``[B]``."""
         return mixup_loss(logits, labels, labels_b, lam, base=lambda scores, target: self.base.value(scores, target, **inputs))
