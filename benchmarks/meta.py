@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from calibrant.backbones.resnet import BasicBlock, ResNet, resnet18
+from calibrant.backbones.resnet import basic, resnet, resnet18
 from calibrant.engine.loop import capture_step
 from calibrant.losses import focal_loss
 from calibrant.meta import MetaLearner, hypergradient
@@ -38,7 +38,7 @@ def build(device: str) -> nn.Module:
     torch.manual_seed(0)
     if device == "cuda":
         return resnet18(10).to(device, memory_format=torch.channels_last)
-    return ResNet(BasicBlock, (1, 1, 1), (16, 32, 64), 10)
+    return resnet(basic, (1, 1, 1), (16, 32, 64), 10)
 
 
 class Case:

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from calibrant.backbones.resnet import BasicBlock, ResNet
+from calibrant.backbones.resnet import basic, resnet
 from calibrant.engine.folder import load_run
 from calibrant.engine.hardware import Group
 from calibrant.engine.loop import assemble, run_epoch
@@ -165,7 +165,7 @@ def test_train_cuda_run_is_written_read_and_evaluated_under_shift(tmp_path: Path
 
 def build(lookahead: str, amp: torch.dtype | None) -> tuple[nn.Module, MetaLearner, Callable[[], Tensor]]:
     torch.manual_seed(0)
-    model = ResNet(BasicBlock, (1, 1), (16, 32), 10).cuda().train()
+    model = resnet(basic, (1, 1), (16, 32), 10).cuda().train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     generator = torch.Generator().manual_seed(0)
     learner = MetaLearner(

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call
 
-from calibrant.backbones.resnet import BasicBlock, ResNet
+from calibrant.backbones.resnet import basic, resnet
 from calibrant.losses import dece_penalty, sece_penalty
 from calibrant.meta import REGULARIZERS, GammaFocal, LabelSmoothing, MetaLearner, Regularizer, UnitwiseL2, hypergradient
 from calibrant.meta.lookahead import Batch, VirtualStep, head_hypergradient
@@ -182,7 +182,7 @@ class NetworkCase:
 
 def small_resnet():
     torch.manual_seed(0)
-    return ResNet(BasicBlock, (1, 1), (4, 8), 4)
+    return resnet(basic, (1, 1), (4, 8), 4)
 
 
 @pytest.mark.parametrize("name", ["gamma-focal", "unitwise-l2", "label-smoothing"])

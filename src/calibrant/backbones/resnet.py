@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-def conv3x3(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
-    """A 3x3 convolution without bias, padded to keep the size."""
-    return nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
+def conv(inputs: int, outputs: int, size: int = 3, stride: int = 1) -> nn.Conv2d:
+    """A square convolution without bias, padded to keep the size of the image."""
+    return nn.Conv2d(inputs, outputs, size, stride=stride, padding=size // 2, bias=False)
 
 
 class Classifier(nn.Module):
@@ -52,9 +52,9 @@ class ConvNet(Classifier):
 
     def __init__(self, num_classes: int, *, in_channels: int = 3, width: int = 32) -> None:
         super().__init__(128, num_classes)
-        self.conv1 = conv3x3(in_channels, width)
+        self.conv1 = conv(in_channels, width)
         self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = conv3x3(width, 2 * width)
+        self.conv2 = conv(width, 2 * width)
         self.bn2 = nn.BatchNorm2d(2 * width)
         self.hidden = nn.Linear(2 * width * 4, self.num_features)
 
@@ -83,11 +83,14 @@ convnet = ConvNet
 mlp = MLP
 
 
+Block: TypeAlias = Callable[[int, int, int], nn.Module]
+
+
 def projection(inputs: int, outputs: int, stride: int) -> nn.Module:
     """The shortcut: identity where shapes agree, else a strided 1x1 convolution with BatchNorm."""
     if stride == 1 and inputs == outputs:
         return nn.Identity()
-    return nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False), nn.BatchNorm2d(outputs))
+    return nn.Sequential(conv(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
 
 
 def padding(inputs: int, outputs: int, stride: int) -> nn.Module:
@@ -98,116 +101,36 @@ def padding(inputs: int, outputs: int, stride: int) -> nn.Module:
     return nn.Sequential(nn.AvgPool2d(1, stride), nn.ZeroPad3d((0, 0, 0, 0, before, outputs - inputs - before)))
 
 
-Block: TypeAlias = Callable[[int, int, int], nn.Module]
+class Residual(nn.Module):
+    """Convolutions with BatchNorm, and a ReLU between them, beside a shortcut."""
+
+    def __init__(self, convolutions: Sequence[nn.Conv2d], shortcut: nn.Module) -> None:
+        super().__init__()
+        for place, part in enumerate(convolutions, 1):
+            self.add_module(f"conv{place}", part)
+            self.add_module(f"bn{place}", nn.BatchNorm2d(part.out_channels))
+        self.shortcut = shortcut
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``[B, inputs, H, W]`` to ``[B, outputs, H/stride, W/stride]``."""
+        out = x
+        for name, part in self.named_children():
+            if name.startswith("conv"):
+                out = part(out if name == "conv1" else F.relu(out))
+            elif name.startswith("bn"):
+                out = part(out)
+        return F.relu(out + self.shortcut(x))
 
 
-def stages(block: Block, depths: Sequence[int], widths: Sequence[int], *, inputs: int, expansion: int = 1) -> nn.Sequential:
-    """Residual blocks in a row; the first block of each stage but the first halves the image."""
-    blocks: list[nn.Module] = []
-    for stage, (depth, width) in enumerate(zip(depths, widths, strict=True)):
-        for place in range(depth):
-            blocks.append(block(inputs, width, 2 if stage > 0 and place == 0 else 1))
-            inputs = width * expansion
-    return nn.Sequential(*blocks)
-
-
-class BasicBlock(nn.Module):
+def basic(inputs: int, planes: int, stride: int, shortcut: Block = projection) -> nn.Module:
     """Two 3x3 convolutions beside a shortcut."""
-
-    def __init__(self, inputs: int, planes: int, stride: int, shortcut: Block = projection) -> None:
-        super().__init__()
-        self.conv1 = conv3x3(inputs, planes, stride)
-        self.bn1 = nn.BatchNorm2d(planes)
-        self.conv2 = conv3x3(planes, planes)
-        self.bn2 = nn.BatchNorm2d(planes)
-        self.shortcut = shortcut(inputs, planes, stride)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map ``[B, inputs, H, W]`` to ``[B, planes, H/stride, W/stride]``."""
-        out = F.relu(self.bn1(self.conv1(x)))
-        return F.relu(self.bn2(self.conv2(out)) + self.shortcut(x))
+    return Residual([conv(inputs, planes, 3, stride), conv(planes, planes)], shortcut(inputs, planes, stride))
 
 
-class Bottleneck(nn.Module):
+def bottleneck(inputs: int, planes: int, stride: int) -> nn.Module:
     """A 1x1 - 3x3 - 1x1 chain beside a shortcut, widening fourfold."""
-
-    def __init__(self, inputs: int, planes: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(inputs, planes, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(planes)
-        self.conv2 = conv3x3(planes, planes, stride)
-        self.bn2 = nn.BatchNorm2d(planes)
-        self.conv3 = nn.Conv2d(planes, 4 * planes, 1, bias=False)
-        self.bn3 = nn.BatchNorm2d(4 * planes)
-        self.shortcut = projection(inputs, 4 * planes, stride)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map ``[B, inputs, H, W]`` to ``[B, 4 planes, H/stride, W/stride]``."""
-        out = F.relu(self.bn1(self.conv1(x)))
-        out = F.relu(self.bn2(self.conv2(out)))
-        return F.relu(self.bn3(self.conv3(out)) + self.shortcut(x))
-
-
-class ResNet(Classifier):
-    """A stem, stages of residual blocks (each after the first halving the image), and a global mean.
-
-    Args:
-        block: Kind of block.
-        depths: Blocks of each stage.
-        widths: Planes of each stage.
-        num_classes: Number of classes.
-        in_channels: Channels of the images.
-        expansion: Channels that a block gives for each of its planes.
-    """
-
-    def __init__(
-        self,
-        block: Block,
-        depths: Sequence[int],
-        widths: Sequence[int],
-        num_classes: int,
-        *,
-        in_channels: int = 3,
-        expansion: int = 1,
-    ) -> None:
-        super().__init__(widths[-1] * expansion, num_classes)
-        self.conv1 = conv3x3(in_channels, widths[0])
-        self.bn1 = nn.BatchNorm2d(widths[0])
-        self.blocks = stages(block, depths, widths, inputs=widths[0], expansion=expansion)
-
-    def features(self, images: Tensor) -> Tensor:
-        """Return the globally averaged last feature map ``[B, num_features]``."""
-        out = F.relu(self.bn1(self.conv1(images)))
-        return cast(Tensor, self.blocks(out)).mean((2, 3))
-
-
-def resnet18(num_classes: int, *, in_channels: int = 3) -> ResNet:
-    """ResNet-18 with a 3x3 stem, 512 features; 11,173,962 parameters at ten classes (He et al., CVPR 2016)."""
-    return ResNet(BasicBlock, (2, 2, 2, 2), (64, 128, 256, 512), num_classes, in_channels=in_channels)
-
-
-def resnet34(num_classes: int, *, in_channels: int = 3) -> ResNet:
-    """ResNet-34 with a 3x3 stem, 512 features."""
-    return ResNet(BasicBlock, (3, 4, 6, 3), (64, 128, 256, 512), num_classes, in_channels=in_channels)
-
-
-def resnet50(num_classes: int, *, in_channels: int = 3) -> ResNet:
-    """ResNet-50 with a 3x3 stem, 2,048 features."""
-    return ResNet(Bottleneck, (3, 4, 6, 3), (64, 128, 256, 512), num_classes, in_channels=in_channels, expansion=4)
-
-
-def resnet110(num_classes: int, *, in_channels: int = 3) -> ResNet:
-    """The thin three-stage ResNet-110 (6n + 2 with n = 18, parameter-free shortcuts), 64 features; He's initialisation.
-
-    With PyTorch's default initialisation a network of this depth hardly starts to learn; He et al. (CVPR 2016, section 4.2)
-    initialise convolutions by fan-out.
-    """
-    block = partial(BasicBlock, shortcut=padding)
-    model = ResNet(block, (18, 18, 18), (16, 32, 64), num_classes, in_channels=in_channels)
-    for module in model.modules():
-        if isinstance(module, nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-    return model
+    chain = [conv(inputs, planes, 1), conv(planes, planes, 3, stride), conv(planes, 4 * planes, 1)]
+    return Residual(chain, projection(inputs, 4 * planes, stride))
 
 
 class WideBlock(nn.Module):
@@ -216,11 +139,11 @@ class WideBlock(nn.Module):
     def __init__(self, inputs: int, planes: int, stride: int) -> None:
         super().__init__()
         self.bn1 = nn.BatchNorm2d(inputs)
-        self.conv1 = conv3x3(inputs, planes, stride)
+        self.conv1 = conv(inputs, planes, 3, stride)
         self.bn2 = nn.BatchNorm2d(planes)
-        self.conv2 = conv3x3(planes, planes)
+        self.conv2 = conv(planes, planes)
         self.same = stride == 1 and inputs == planes
-        self.shortcut = nn.Identity() if self.same else nn.Conv2d(inputs, planes, 1, stride=stride, bias=False)
+        self.shortcut = nn.Identity() if self.same else conv(inputs, planes, 1, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``[B, inputs, H, W]`` to ``[B, planes, H/stride, W/stride]``."""
@@ -230,40 +153,20 @@ class WideBlock(nn.Module):
         return cast(Tensor, out + self.shortcut(x if self.same else active))
 
 
-class WideResNet(Classifier):
-    """Three stages of blocks, ``widen`` times as wide and 6n + 4 layers deep (Zagoruyko and Komodakis, BMVC 2016)."""
-
-    def __init__(self, depth: int, widen: int, num_classes: int, *, in_channels: int = 3) -> None:
-        super().__init__(64 * widen, num_classes)
-        self.conv1 = conv3x3(in_channels, 16)
-        self.blocks = stages(WideBlock, [(depth - 4) // 6] * 3, (16 * widen, 32 * widen, 64 * widen), inputs=16)
-        self.bn = nn.BatchNorm2d(64 * widen)
-
-    def features(self, images: Tensor) -> Tensor:
-        """Return the globally averaged last feature map ``[B, num_features]``."""
-        return F.relu(self.bn(self.blocks(self.conv1(images)))).mean((2, 3))
-
-
-def wide_resnet28_10(num_classes: int, *, in_channels: int = 3) -> WideResNet:
-    """Wide-ResNet-28-10, 640 features; 36,479,194 parameters at ten classes."""
-    return WideResNet(28, 10, num_classes, in_channels=in_channels)
-
-
 class DenseLayer(nn.Module):
     """BN-ReLU-1x1 to four times the growth rate, BN-ReLU-3x3 to the growth rate; the output is appended to the input."""
 
     def __init__(self, inputs: int, growth: int) -> None:
         super().__init__()
         self.bn1 = nn.BatchNorm2d(inputs)
-        self.conv1 = nn.Conv2d(inputs, 4 * growth, 1, bias=False)
+        self.conv1 = conv(inputs, 4 * growth, 1)
         self.bn2 = nn.BatchNorm2d(4 * growth)
-        self.conv2 = conv3x3(4 * growth, growth)
+        self.conv2 = conv(4 * growth, growth)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``[B, inputs, H, W]`` to ``[B, inputs + growth, H, W]``."""
         out = self.conv1(F.relu(self.bn1(x)))
-        out = self.conv2(F.relu(self.bn2(out)))
-        return torch.cat([x, out], 1)
+        return torch.cat([x, self.conv2(F.relu(self.bn2(out)))], 1)
 
 
 class Transition(nn.Module):
@@ -272,35 +175,92 @@ class Transition(nn.Module):
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
         self.bn = nn.BatchNorm2d(inputs)
-        self.conv = nn.Conv2d(inputs, outputs, 1, bias=False)
+        self.conv = conv(inputs, outputs, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``[B, inputs, H, W]`` to ``[B, outputs, H/2, W/2]``."""
         return F.avg_pool2d(self.conv(F.relu(self.bn(x))), 2)
 
 
-class DenseNet(Classifier):
-    """DenseNet-BC for small images: three blocks, 6n + 4 layers that add ``growth`` channels each (Huang et al., CVPR 2017)."""
+class Chain(Classifier):
+    """Parts one after another, with a ReLU behind every BatchNorm among them, and a global mean."""
 
-    def __init__(self, depth: int, growth: int, num_classes: int, *, in_channels: int = 3) -> None:
-        channels = 2 * growth
-        parts: list[nn.Module] = [conv3x3(in_channels, channels)]
-        for stage in range(3):
-            for _ in range((depth - 4) // 6):
-                parts.append(DenseLayer(channels, growth))
-                channels += growth
-            if stage < 2:
-                parts.append(Transition(channels, channels // 2))
-                channels //= 2
-        super().__init__(channels, num_classes)
-        self.blocks = nn.Sequential(*parts)
-        self.bn = nn.BatchNorm2d(channels)
+    def add(self, **parts: nn.Module) -> Chain:
+        """Append parts by name; BatchNorm by a name that begins with ``bn``."""
+        for name, part in parts.items():
+            self.add_module(name, part)
+        return self
 
     def features(self, images: Tensor) -> Tensor:
         """Return the globally averaged last feature map ``[B, num_features]``."""
-        return F.relu(self.bn(self.blocks(images))).mean((2, 3))
+        out = images
+        for name, part in self.named_children():
+            if name != "head":
+                out = F.relu(part(out)) if name.startswith("bn") else part(out)
+        return out.mean((2, 3))
 
 
-def densenet_bc100(num_classes: int, *, in_channels: int = 3) -> DenseNet:
-    """DenseNet-BC-100 with growth rate 12, 342 features; 769,162 parameters at ten classes."""
-    return DenseNet(100, 12, num_classes, in_channels=in_channels)
+def _stages(block: Block, depths: Sequence[int], widths: Sequence[int], *, inputs: int, expansion: int = 1) -> nn.Sequential:
+    """Residual blocks in a row; the first block of each stage but the first halves the image."""
+    blocks: list[nn.Module] = []
+    for stage, (depth, width) in enumerate(zip(depths, widths, strict=True)):
+        for place in range(depth):
+            blocks.append(block(inputs, width, 2 if stage > 0 and place == 0 else 1))
+            inputs = width * expansion
+    return nn.Sequential(*blocks)
+
+
+def resnet(
+    block: Block, depths: Sequence[int], widths: Sequence[int], num_classes: int, *, in_channels: int = 3, expansion: int = 1
+) -> Chain:
+    """A stem, and stages of residual blocks with so many planes, each of which gives ``expansion`` channels."""
+    model, stem = Chain(widths[-1] * expansion, num_classes), conv(in_channels, widths[0])
+    blocks = _stages(block, depths, widths, inputs=widths[0], expansion=expansion)
+    return model.add(conv1=stem, bn1=nn.BatchNorm2d(widths[0]), blocks=blocks)
+
+
+def resnet18(num_classes: int, *, in_channels: int = 3) -> Classifier:
+    """ResNet-18 with a 3x3 stem, 512 features; 11,173,962 parameters at ten classes (He et al., CVPR 2016)."""
+    return resnet(basic, (2, 2, 2, 2), (64, 128, 256, 512), num_classes, in_channels=in_channels)
+
+
+def resnet34(num_classes: int, *, in_channels: int = 3) -> Classifier:
+    """ResNet-34 with a 3x3 stem, 512 features."""
+    return resnet(basic, (3, 4, 6, 3), (64, 128, 256, 512), num_classes, in_channels=in_channels)
+
+
+def resnet50(num_classes: int, *, in_channels: int = 3) -> Classifier:
+    """ResNet-50 with a 3x3 stem, 2,048 features."""
+    return resnet(bottleneck, (3, 4, 6, 3), (64, 128, 256, 512), num_classes, in_channels=in_channels, expansion=4)
+
+
+def resnet110(num_classes: int, *, in_channels: int = 3) -> Classifier:
+    """The thin three-stage ResNet-110 (6n + 2 with n = 18, parameter-free shortcuts), 64 features; He's initialisation.
+
+    With PyTorch's default initialisation a network of this depth hardly starts to learn; He et al. (CVPR 2016, section 4.2)
+    initialise convolutions by fan-out.
+    """
+    model = resnet(partial(basic, shortcut=padding), (18, 18, 18), (16, 32, 64), num_classes, in_channels=in_channels)
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    return model
+
+
+def wide_resnet28_10(num_classes: int, *, in_channels: int = 3) -> Classifier:
+    """Wide-ResNet-28-10, 640 features; 36,479,194 parameters at ten classes (Zagoruyko and Komodakis, BMVC 2016)."""
+    model, stem = Chain(640, num_classes), conv(in_channels, 16)
+    return model.add(conv1=stem, blocks=_stages(WideBlock, (4, 4, 4), (160, 320, 640), inputs=16), bn=nn.BatchNorm2d(640))
+
+
+def densenet_bc100(num_classes: int, *, in_channels: int = 3) -> Classifier:
+    """DenseNet-BC-100 with growth rate 12, 342 features; 769,162 parameters at ten classes (Huang et al., CVPR 2017)."""
+    channels = 24
+    parts: list[nn.Module] = [conv(in_channels, channels)]
+    for stage in range(3):
+        parts += [DenseLayer(channels + 12 * place, 12) for place in range(16)]
+        channels += 16 * 12
+        if stage < 2:
+            parts.append(Transition(channels, channels // 2))
+            channels //= 2
+    return Chain(channels, num_classes).add(blocks=nn.Sequential(*parts), bn=nn.BatchNorm2d(channels))

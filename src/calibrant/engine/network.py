@@ -64,10 +64,7 @@ def feature_function(model: nn.Module) -> FeatureFunction:
         finally:
             handle.remove()
         if not seen:
-            raise ValueError(
-                f"train: the last linear layer of `model` must be used in its forward pass, got {name!r}, which is not. Name "
-                "the classifier `head`, or register it last."
-            )
+            raise ValueError(f"the last linear layer, {name!r}, is not used; name the classifier `head`, or register it last")
         return seen[-1], logits
 
     return hooked
@@ -108,14 +105,11 @@ def build_backbone(part: BackbonePart, data: ImageSet | Shape, *, seed: int) -> 
 
 
 def _users_network(name: str, num_classes: int, *, seed: int) -> nn.Module:
-    place, _, wanted = name.partition(":")
-    with _explained("name a factory as package.module:function that can be imported from here", name):
+    place, _, factory = name.partition(":")
+    with _explained(f"be package.module:function that builds a network for {num_classes} classes", name):
         module = importlib.import_module(place)
-    functions = {key: value for key, value in vars(module).items() if callable(value) and not key.startswith("_")}
-    factory = lookup(functions, wanted, kind=f"function or class of {place}")
-    with _explained(f"build a network for {num_classes} classes", name):
         torch.manual_seed(seed)
-        model = factory(num_classes)
+        model = getattr(module, factory)(num_classes)
         if not isinstance(model, nn.Module):
             raise TypeError(f"{type(model).__name__} and no `nn.Module`")
     return model
@@ -141,20 +135,21 @@ def check_network(model: nn.Module, data: ImageSet | Shape, hardware: Hardware, 
     Two black images are passed through it in evaluation mode; parameters, statistics, random generators and each module's mode
     stay as they were.
     """
-    (height, width), classes = data.size, data.num_classes
-    images = torch.zeros(2, data.channels, height, width, device=hardware.device, dtype=hardware.dtype)
+    images = torch.zeros(2, data.channels, *data.size, device=hardware.device, dtype=hardware.dtype)
     images = images.contiguous(memory_format=torch.channels_last)
+    forward = feature_function(model)
     with hardware.active(), own_randomness(hardware.device), torch.no_grad(), meta_mode(model, "frozen"), hardware.autocast():
-        with _explained(f"take images of {data.channels} x {height} x {width} (channels, height, width)", name):
-            logits = model(images)
-        if not isinstance(logits, Tensor) or logits.shape != (2, classes):
-            got = f"shape {list(logits.shape)} for 2 images" if isinstance(logits, Tensor) else type(logits).__name__
-            raise ValueError(f"train: `model` must return one logit for each of {classes} classes, got {got} from {name!r}.")
+        must = (
+            f"map images {list(images.shape[1:])} (channels, height, width) to one logit for each of {data.num_classes} classes"
+        )
+        with _explained(must, name):
+            features, logits = forward(images)
+            if logits.shape != (2, data.num_classes):
+                raise ValueError(f"logits {list(logits.shape)} for two images")
         if bool((logits >= 0).all()) and bool(((logits.double().sum(1) - 1).abs() < 1e-5).all()):
             raise ValueError(
                 f"train: `model` must return scores before softmax, got probabilities from {name!r}. Leave its softmax out."
             )
-        features, logits = feature_function(model)(images)
         given = find_head(model)[1](features)
         same = given.shape == logits.shape and bool((given - logits).abs().max() <= 0.01 * (1 + logits.abs().max()))
     if uses_head and not same:
@@ -199,11 +194,9 @@ def load_weights(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Tensor]
     file = Path(path) / "weights.safetensors" if Path(path).is_dir() else Path(path)
     try:
         found = load_file(file)
-    except FileNotFoundError:
-        raise FileNotFoundError(f"train: `{file}` must be a file of weights (safetensors), got none there.") from None
     except (SafetensorError, OSError) as error:
         raise ValueError(
-            f"train: `{file}` must be a safetensors file, got another kind or a damaged one ({error}). Write the weights with "
+            f"train: `{file}` must be a safetensors file of weights, got {error}. Write one with "
             "`safetensors.torch.save_model(model, 'weights.safetensors')`."
         ) from None
     hyper = {name.removeprefix(HYPER): value for name, value in found.items() if name.startswith(HYPER)}
@@ -212,15 +205,10 @@ def load_weights(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Tensor]
 
 def load_initial_weights(model: nn.Module, path: str | Path) -> None:
     """Put weights of a safetensors file into ``model``; a head for another number of classes keeps its own, with a warning."""
-    found, state, head = load_weights(path)[0], model.state_dict(), find_head(model)[0]
-    own = {name: value for name, value in state.items() if name.startswith(f"{head}.")}
-    other = [name for name in own if name in found and found[name].shape != own[name].shape]
-    if other:
-        classes, wanted = found[other[0]].shape[0], own[other[0]].shape[0]
-        warnings.warn(
-            f"the head of {path} is for {classes} classes and not used; the head for {wanted} starts from scratch.",
-            stacklevel=2,
-        )
+    found, head = load_weights(path)[0], find_head(model)[0]
+    own = {name: value for name, value in model.state_dict().items() if name.startswith(f"{head}.")}
+    if any(name in found and found[name].shape != value.shape for name, value in own.items()):
+        warnings.warn(f"the head of {path} is for other classes and not used; it starts from scratch.", stacklevel=2)
         found |= own
     try:
         model.load_state_dict(found)

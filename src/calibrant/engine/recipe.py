@@ -15,8 +15,9 @@ import types
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import reduce
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeAlias, Union, cast, get_args, get_origin, get_type_hints
 
 from calibrant.core.registry import lookup
 
@@ -35,7 +36,6 @@ class Key:
         flag: Its option on the command line, if it has one of its own.
         metavar: What that option calls its value.
         neutral: Whether it says where and how fast a run is computed, or what else is evaluated, but not what is trained.
-        off: The number that "none" stands for.
     """
 
     help: str
@@ -44,7 +44,6 @@ class Key:
     flag: str = ""
     metavar: str = "NAME"
     neutral: bool = False
-    off: float | None = None
 
 
 def _key(default: Any, help: str, **more: Any) -> Any:
@@ -57,6 +56,7 @@ _NOT_NEGATIVE: Rule = ("a finite number >= 0", lambda value: 0 <= value < math.i
 _POSITIVE: Rule = ("a finite number > 0", lambda value: 0 < value < math.inf)
 _BELOW_ONE: Rule = ("in [0, 1)", lambda value: 0 <= value < 1)
 _SHARE: Rule = ("in (0, 1]", lambda value: 0 < value <= 1)
+_NOT_GONE: Rule = ("'no', 'ema' or 'phase', as uniform averages are gone", lambda value: value != "uniform")
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class TrainPart:
     reduction: Literal["sum", "mean"] = _key(
         "sum", "how the losses of a batch are combined; `mean` needs another `optim.lr` and `train.clip_norm` than `sum`"
     )
-    clip_norm: float = _key(2.0, "largest norm of the gradient; 0 or none for no clipping", rule=_NOT_NEGATIVE, off=0.0)
+    clip_norm: float = _key(2.0, "largest norm of the gradient; 0 for no clipping", rule=_NOT_NEGATIVE)
     precision: Literal["auto", "bf16", "float32", "float64"] = _key(
         "auto", "precision; auto is bf16 (autocast) on a GPU that has it, else float32"
     )
@@ -136,7 +136,7 @@ class TrainPart:
         2.0, "how close an error must be to the lowest, in standard errors, for `error+nll` and `error+ece`", rule=_NOT_NEGATIVE
     )
     average: Literal["auto", "no", "ema", "phase"] = _key(
-        "auto", "whether and how to predict with averaged weights; auto leaves it to the method"
+        "auto", "whether and how to predict with averaged weights; auto leaves it to the method", rule=_NOT_GONE
     )
     average_decay: float | None = _key(
         None, "share of the average that a step keeps under `ema`", unset="by the length of the run", rule=_BELOW_ONE
@@ -203,22 +203,23 @@ REMOVED_KEYS = {
     "data.same_data": "All methods train on the same examples; `data.meta` says how many to hold out beyond `data.val`.",
     "train.average_from_epoch": "Averages begin with the first step.",
 }
+# Words that are no Python literals.
+_WORDS = {"true": True, "false": False, "nan": math.nan, "inf": math.inf}
+_SWITCHES = _WORDS | {"yes": True, "no": False, "1": True, "0": False}
+_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", tuple: "a list", Mapping: "a table"}
 
 
 def value_of(recipe: Recipe, key: str) -> Any:
     """Return the value of a dotted key."""
-    part, _, name = key.rpartition(".")
-    return getattr(getattr(recipe, part) if part else recipe, name)
+    return reduce(getattr, key.split("."), recipe)
 
 
 def check_recipe(recipe: Recipe) -> None:
-    """Raise ``ValueError`` with one sentence if a number of the recipe cannot be; kinds of values are seen in reading it."""
+    """Raise ``ValueError`` with one sentence if a value of the recipe cannot be; kinds of values are seen in reading it."""
     for name, key in KEYS.items():
         value = value_of(recipe, name)
         if key.rule is not None and value is not None and not key.rule[1](value):
             raise ValueError(f"recipe: `{name}` must be {key.rule[0]}, got {value}.")
-    if recipe.train.average == "uniform":  # type: ignore[comparison-overlap]
-        raise ValueError("recipe: `train.average` must be 'no', 'ema' or 'phase', got 'uniform', which is gone.")
 
 
 def load_recipe(path: str | Path) -> Recipe:
@@ -228,11 +229,11 @@ def load_recipe(path: str | Path) -> Recipe:
 
 def read_toml(file: Path) -> dict[str, Any]:
     """Read a TOML file as nested plain data."""
+    if not file.is_file():
+        raise ValueError(f"recipe: `{file}` must be a TOML file, got none there.")
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
-    except (FileNotFoundError, IsADirectoryError):
-        raise ValueError(f"recipe: `{file}` must be a TOML file, got none there.") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except ValueError as error:
         raise ValueError(f"recipe: `{file}` must be valid TOML, got: {error}.") from None
 
 
@@ -247,17 +248,7 @@ def recipe_of(values: Mapping[str, object]) -> Recipe:
         ...
         calibrant.core.registry.UnknownNameError: unknown key of train 'epoch'. Did you mean 'epochs'? ...
     """
-    arguments: dict[str, Any] = {}
-    parts = {part.name: part.default_factory for part in dataclasses.fields(Recipe)[1:]}
-    for name, value in values.items():
-        if name == "seed":
-            arguments[name] = _read(Recipe, "", name, value)
-            continue
-        part: Any = lookup(parts, name, kind="key of recipe", also=["seed"])
-        if not isinstance(value, Mapping):
-            raise ValueError(f"recipe: `{name}` must be a table of keys, got {value!r}.")
-        arguments[name] = part(**{key: _read(part, name, key, inner) for key, inner in value.items()})
-    return Recipe(**arguments)
+    return cast(Recipe, _read_part(Recipe, values))
 
 
 def override(recipe: Recipe, settings: Mapping[str, object]) -> Recipe:
@@ -269,24 +260,16 @@ def override(recipe: Recipe, settings: Mapping[str, object]) -> Recipe:
     """
     nested = to_dict(recipe)
     for key, value in settings.items():
-        *parts, name = key.split(".")
-        place = nested
+        place, (*parts, name) = nested, key.split(".")
         for part in parts:
-            place = lookup(place, part, kind="recipe key")
-            if not isinstance(place, dict):
-                raise ValueError(f"recipe: `{key}` must name a value, got a path through `{part}`, which has no parts.")
+            place = lookup({name: inner for name, inner in place.items() if isinstance(inner, dict)}, part, kind="recipe key")
         place[name] = value
     return recipe_of(nested)
 
 
 def to_dict(recipe: Recipe) -> dict[str, Any]:
     """Return the recipe as nested plain data, None left out (TOML has no null)."""
-    return _without_none(dataclasses.asdict(recipe))
-
-
-def _without_none(values: dict[str, Any]) -> dict[str, Any]:
-    given = {name: value for name, value in values.items() if value is not None}
-    return {name: _without_none(value) if isinstance(value, dict) else value for name, value in given.items()}
+    return dataclasses.asdict(recipe, dict_factory=lambda items: {name: value for name, value in items if value is not None})
 
 
 def to_toml(recipe: Recipe) -> str:
@@ -301,39 +284,44 @@ def to_toml(recipe: Recipe) -> str:
 def toml_value(value: object) -> str:
     """Return a plain value as TOML text."""
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{k} = {toml_value(v)}" for k, v in value.items()) + " }"
+        return "{ " + ", ".join(f"{name} = {toml_value(item)}" for name, item in value.items() if item is not None) + " }"
     # TOML's values are those of JSON, except that it refuses a bare DEL and calls infinity by another name.
     text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return text if isinstance(value, str) else text.replace("Infinity", "inf").replace("NaN", "nan")
 
 
-def _read(kind: type, part: str, key: str, value: object) -> object:
-    """Read the value of a key of one of the recipe's parts."""
-    name = f"{part}.{key}" if part else key
-    if name in REMOVED_KEYS:
-        raise ValueError(f"recipe: `{name}` must be left out, got {value!r}: it is gone. {REMOVED_KEYS[name]}")
-    if (name, value) == ("train.average", "uniform"):
-        return value  # of earlier releases: read, but not trained
-    hint = lookup(get_type_hints(kind), key, kind=f"key of {part}")
-    off = KEYS[name].off
-    return off if off is not None and value in ("none", "None") else read_value(hint, value, name)
+def _read_part(kind: Any, values: object, name: str = "") -> object:
+    """Build the recipe, or one of its parts, from plain data."""
+    if not isinstance(values, Mapping):
+        raise ValueError(f"recipe: `{name}` must be a table of keys, got {values!r}.")
+    hints, found = get_type_hints(kind), {}
+    for key, value in values.items():
+        whole = f"{name}.{key}" if name else key
+        if whole in REMOVED_KEYS:
+            raise ValueError(f"recipe: `{whole}` must be left out, got {value!r}: it is gone. {REMOVED_KEYS[whole]}")
+        hint = lookup(hints, key, kind=f"key of {name or 'recipe'}")
+        found[key] = _read_part(hint, value, whole) if dataclasses.is_dataclass(hint) else read_value(hint, value, whole)
+    return kind(**found)
 
 
 def read_value(hint: Any, value: object, key: str) -> object:
     """Check ``value`` against a type hint; text, as it comes from a command line, is converted to it."""
+    if (key, value) == ("train.average", "uniform"):
+        return value  # of earlier releases: read, but not trained
     kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     for kind in sorted(kinds, key=lambda kind: kind is not types.NoneType):
-        with suppress(_WrongKindError):
+        with suppress(TypeError):
             return _as_kind(kind, value)
-    words = [_words_of(kind) for kind in kinds if kind is not types.NoneType]
+    words = [
+        _KINDS.get(get_origin(kind) or kind) or f"one of {', '.join(map(repr, get_args(kind)))}"
+        for kind in kinds
+        if kind is not types.NoneType
+    ]
     raise ValueError(f"recipe: `{key}` must be {' or '.join(words)}, got {value!r}.")
 
 
-class _WrongKindError(Exception):
-    """A value is not of a kind."""
-
-
 def _as_kind(kind: Any, value: object) -> object:
+    """Return ``value`` as one of a kind; raise ``TypeError`` if it is none."""
     origin, inner, found = get_origin(kind), get_args(kind), _from_text(value)
     if origin is Literal and value in inner:
         return value
@@ -342,25 +330,15 @@ def _as_kind(kind: Any, value: object) -> object:
         return tuple(_as_kind(inner[0], item) for item in items if item != "")
     if origin is Mapping and isinstance(value, Mapping):
         return {str(name): _from_text(item) for name, item in value.items()}
-    if kind is types.NoneType and value in (None, "none", "None"):
-        return None
-    if kind is bool:
-        found = {"yes": True, "no": False, "1": True, "0": False}.get(str(found).lower(), found)
-    elif kind in (int, float) and type(found) in (int, float) and (kind is float or found == found // 1):  # type: ignore[operator]
+    if kind is str or (kind is types.NoneType and value in ("none", "None")):
+        found = value if kind is str else None
+    elif kind is bool:
+        found = _SWITCHES.get(str(found).lower(), found)
+    elif kind in (int, float) and type(found) in (int, float) and (kind is float or found % 1 == 0):  # type: ignore[operator]
         found = kind(found)
-    elif kind is str:
-        found = value
     if type(found) is not kind:
-        raise _WrongKindError
+        raise TypeError
     return found
-
-
-def _words_of(kind: Any) -> str:
-    """What a message calls a kind of value."""
-    if get_origin(kind) is Literal:
-        return f"one of {', '.join(map(repr, get_args(kind)))}"
-    names = {bool: "true or false", int: "a whole number", float: "a number", str: "text", tuple: "a list"}
-    return names.get(get_origin(kind) or kind, "a table of options")
 
 
 def _from_text(value: object) -> object:
@@ -368,8 +346,8 @@ def _from_text(value: object) -> object:
     if isinstance(value, (list, tuple)):
         return tuple(_from_text(item) for item in value)
     word = value.strip().lower() if isinstance(value, str) else ""
+    if word in _WORDS:
+        return _WORDS[word]
     with suppress(ValueError, SyntaxError):
-        return (
-            float(word) if word in ("nan", "inf") else ast.literal_eval(word.replace("true", "True").replace("false", "False"))
-        )
+        return ast.literal_eval(word)
     return value

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from calibrant.backbones.resnet import BasicBlock, ResNet
+from calibrant.backbones.resnet import basic, resnet
 from calibrant.meta import MetaLearner, MetaSettings, UnitwiseL2
 from calibrant.meta.lookahead import Batch
 from calibrant.meta.step import HeldOut, HyperParameters, leaked_value
@@ -111,7 +111,7 @@ def capturable(monkeypatch):
 
 def build(device, **options):
     torch.manual_seed(0)
-    model = ResNet(BasicBlock, (1,), (4,), 3).to(device)
+    model = resnet(basic, (1,), (4,), 3).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     learner = MetaLearner(model, optimizer, every=1, meta_lr=1e-4, monitor_every=0, **options)
     x, x_meta = torch.randn(6, 3, 8, 8, device=device), torch.randn(8, 3, 8, 8, device=device)
