@@ -12,7 +12,6 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -192,16 +191,8 @@ def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, 
     return tuple(mean), tuple(std)
 
 
-class Parts(NamedTuple):
-    """Indices of each part; ``meta`` may be empty."""
-
-    train: Tensor
-    val: Tensor
-    meta: Tensor
-
-
-def split_indices(n: int, *, val: int, meta: int, seed: int) -> Parts:
-    """Shuffle ``n`` positions once and cut: first ``val``, then ``meta``, the rest for training.
+def split_indices(n: int, *, val: int, meta: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Shuffle ``n`` positions once and cut: first ``val``, then ``meta``, the rest for training; return train, val, meta.
 
     The validation part depends on the seed alone, so it is the same for every method. Raises ``ValueError`` if nothing is left
     to train on.
@@ -212,12 +203,11 @@ def split_indices(n: int, *, val: int, meta: int, seed: int) -> Parts:
         [5, 2, 3]
     """
     if val < 1 or meta < 0:
-        raise ValueError(f"split_indices: `val` must be >= 1 and `meta` >= 0, got {val} and {meta}.")
+        raise ValueError(f"split_indices: `val` (a tenth unless given) must be >= 1 and `meta` >= 0, got {val} and {meta}.")
     if val + meta >= n:
-        names, got = ("`val` + `meta`", f"{val} + {meta}") if meta else ("`val`", f"{val}")
-        raise ValueError(f"split_indices: {names} must leave examples to train on, got {got} of {n}. Hold out fewer.")
+        raise ValueError(f"split_indices: `val` + `meta` must leave examples to train on, got {val} + {meta} of {n}.")
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
-    return Parts(order[val + meta :], order[:val], order[val : val + meta])
+    return order[val + meta :], order[:val], order[val : val + meta]
 
 
 def held_out_rows(labels: Tensor, *, share: float = 0.2, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -248,60 +238,50 @@ def fingerprint(data: DataSet) -> dict[str, int | str]:
         >>> found["num_classes"], found["train_examples"], found["test_examples"], found["test"]
         (10, 1297, 500, '179527b82a61bc8a5b44041355a6e60c')
     """
+    names = "\0".join(data.test.class_names or ()).encode()
     return {
         "num_classes": data.test.num_classes,
         "train_examples": len(data.train),
         "test_examples": len(data.test),
-        "class_names": _digest("\0".join(data.test.class_names or ()).encode(), size=8),
-        "train": _part(data.train),
-        "test": _part(data.test),
+        "class_names": blake2b(names, digest_size=8).hexdigest(),
+        "train": _hash(data.train),
+        "test": _hash(data.test),
     }
 
 
-def difference(then: Mapping[str, object], now: Mapping[str, object], *, when: tuple[str, str] = ("then", "now")) -> str:
+def _hash(part: ImageSet) -> str:
+    found = blake2b(str(list(part.images.shape)).encode(), digest_size=16)
+    found.update(part.labels.numpy().astype("<i8").tobytes())
+    for block in part.images.reshape(-1).split(_BLOCK):
+        found.update(blake2b(block.numpy().tobytes(), digest_size=32).digest())
+    return found.hexdigest()
+
+
+def difference(then: Mapping[str, object], now: Mapping[str, object]) -> str:
     """Say in a few words what two fingerprints differ in; empty where all that both of them say is the same.
 
     Example:
         >>> difference({"num_classes": 3, "test_examples": 36}, {"num_classes": 3, "test_examples": 40, "test": "9a"})
-        '36 test images then and 40 now'
+        '36 and 40 test images'
     """
-    differ = {key for key in then.keys() & now.keys() if then[key] != now[key]}
     for key, words in _DIFFERENCES.items():
-        if key in differ:
-            one, two = then[key], now[key]
-            counted = isinstance(one, int) and isinstance(two, int)
-            return f"{one:,} {words} {when[0]} and {two:,} {when[1]}" if counted else f"other {words}"
+        if key in then and key in now and then[key] != now[key]:
+            return f"other {words}" if isinstance(now[key], str) else f"{then[key]:,} and {now[key]:,} {words}"
     return ""
 
 
-def _part(part: ImageSet) -> str:
-    pixels = np.ascontiguousarray(part.images.numpy()).reshape(-1)
-    blocks = [pixels[start : start + _BLOCK] for start in range(0, len(pixels), _BLOCK)]
-    hashed = [blake2b(block.tobytes(), digest_size=32).digest() for block in blocks]
-    return _digest(str(list(part.images.shape)).encode(), part.labels.numpy().astype("<i8").tobytes(), *hashed, size=16)
+def draw_epoch(n: int, *, pad: int, flip: bool, seed: int, epoch: int) -> Tensor:
+    """Draw an epoch's order and augmentation from ``(seed, epoch)`` alone, on the CPU.
 
-
-def _digest(*pieces: bytes, size: int) -> str:
-    return blake2b(b"".join(pieces), digest_size=size).hexdigest()
-
-
-class EpochDraw(NamedTuple):
-    """The random choices of one epoch: order of the examples, and crop corner and mirroring of each place in the order."""
-
-    order: Tensor
-    rows: Tensor
-    columns: Tensor
-    mirrored: Tensor
-
-
-def draw_epoch(n: int, *, pad: int, flip: bool, seed: int, epoch: int) -> EpochDraw:
-    """Draw one epoch's order and augmentation from ``(seed, epoch)`` alone, on the CPU; crops start at 0..2 pad."""
+    Returns:
+        ``[4, n]``: the order of the examples; for each place in it the row and column of the crop, 0..2 pad, and 1 to mirror.
+    """
     # Seeds of neighbouring epochs must not overlap between runs: one run's epoch 1 is not another's epoch 0.
     generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
     order = torch.randperm(n, generator=generator)
     corner = torch.randint(0, 2 * pad + 1, (2, n), generator=generator)
     coin = torch.rand(n, generator=generator) < 0.5
-    return EpochDraw(order, corner[0], corner[1], coin if flip else torch.zeros(n, dtype=torch.bool))
+    return torch.stack([order, *corner, (coin & flip).long()])
 
 
 def pad_images(images: Tensor, pad: int) -> Tensor:

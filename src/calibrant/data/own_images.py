@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median_low
@@ -78,7 +78,8 @@ def load_folder(path: str | Path, *, size: int | None = None, seed: int = 0) -> 
 
     Classes are the sorted names of the class folders. Pictures may lie in folders of their own below these; files and
     folders that start with a dot, and files that are no pictures by their name, are passed over. Where there is no
-    ``test``, ``val`` is the test part; ``val`` beside ``test`` is not read, since every run draws its own validation part.
+    ``test``, ``val`` is the test part, and without either a fifth of ``train``; ``val`` beside ``test`` is not read, since
+    every run draws its own validation part.
 
     Pictures of one size, at most 256 pixels a side, are kept as they are. Others are resized to squares of the median
     shorter side, at most 224: scaled so that they cover it, and cut to the middle.
@@ -98,19 +99,13 @@ def load_folder(path: str | Path, *, size: int | None = None, seed: int = 0) -> 
         check_count(size, where="load_folder", name="size")
     if not root.is_dir():
         raise FileNotFoundError(f"{path}: must be a folder of class folders or an .npz of images, got neither. Check the path.")
-    parts = [root]
-    if (root / "train").is_dir():
-        tests = [root / name for name in _TEST_FOLDERS if (root / name).is_dir()]
-        if not tests:
-            raise FileNotFoundError(
-                f"{root}: must hold test/ beside train/, got train/ alone. Add it, or name {root / 'train'}, "
-                "of which a fifth will be held out."
-            )
-        parts = [root / "train", tests[0]]
+    parts = [root / name for name in ("train", *_TEST_FOLDERS) if (root / name).is_dir()][:2]
+    parts = parts if (root / "train").is_dir() else [root]
     names = _class_folders(parts[0])
     found = [_find_pictures(part, names) for part in parts]
-    form = common_form([picture for pictures, _ in found for picture in pictures], size=size)
-    return _make_set(root.resolve().name, [(decode(p, form), y) for p, y in found], names, seed=seed, path=path)
+    form = common_form([picture for pictures in found for picture, _ in pictures], size=size)
+    read = [(decode([path for path, _ in part], form), torch.tensor([label for _, label in part])) for part in found]
+    return _make_set(root.resolve().name, read, names, seed=seed, path=path)
 
 
 def load_npz(path: str | Path, *, seed: int = 0) -> DataSet:
@@ -118,15 +113,18 @@ def load_npz(path: str | Path, *, seed: int = 0) -> DataSet:
 
     Keys are ``images`` (or ``x``, ``train_images``, ``x_train``) and ``labels`` (``y``, …), and ``test_images`` and
     ``test_labels`` (``x_test``, ``y_test``) where there is a test part; otherwise a fifth of each class is held out, by
-    ``seed``. ``class_names`` is optional. Images are ``[N, H, W]``, ``[N, H, W, channels]`` or ``[N, channels, H, W]`` with
-    values 0 to 255; up to four channels, and where both ends could be channels they are the last.
+    ``seed``. ``class_names`` is optional. Images are ``[N, H, W]``, ``[N, H, W, channels]`` or ``[N, channels, H, W]`` of
+    whole numbers from 0 to 255 or others from 0 to 1; up to
+    four channels, and where both ends could be channels they are the last.
 
     Returns:
         The set, as `load_folder` makes it. Raises ``OSError`` or ``ValueError`` with one sentence that names the file.
     """
     file = Path(path).expanduser()
     check_readable(file, content="images and labels")
-    keys = _find_keys(list(npz_headers(file)), path)
+    there = npz_headers(file)
+    tested = any(key in there for keys in _KEYS[2:] for key in keys)
+    keys = [_find_key(there, wanted, path) for wanted in (_KEYS if tested else _KEYS[:2])]
     fields = read_npz(file, {*keys, "class_names"})
     names = tuple(str(name) for name in fields["class_names"].reshape(-1)) if "class_names" in fields else None
     parts = []
@@ -144,7 +142,7 @@ def read_images(given: ArrayLike | str | Path, *, form: Form, where: str) -> tup
     """Read images without labels as uint8 ``[N, height, width, channels]`` of one form, and what each is called.
 
     Args:
-        given: An array as `load_npz` describes it, or of numbers from 0 to 1; an ``.npz`` with such an array; a picture; or a
+        given: An array as `load_npz` describes it; an ``.npz`` with such an array; a picture; or a
             folder of pictures, at any depth. Pictures of another size are scaled and cut as `load_folder` does.
         form: Height, width and channels; an array must have them.
         where: Who asks, for messages about an array.
@@ -155,20 +153,13 @@ def read_images(given: ArrayLike | str | Path, *, form: Form, where: str) -> tup
     if isinstance(given, (str, Path)):
         path, where = Path(given).expanduser(), str(given)
         if path.suffix.lower() != ".npz":
-            pictures = sorted(_pictures_in(path)) if path.is_dir() else [path]
-            if not pictures:
-                raise ValueError(f"{given}: must hold pictures ({', '.join(_ENDINGS)}), got none.")
+            pictures = _pictures_in(path) if path.is_dir() else [path]
             return decode(pictures, form), [str(p.relative_to(path) if path.is_dir() else p.name) for p in pictures]
         check_readable(path, content="images")
-        there = list(npz_headers(path))
-        key = next((key for key in (*_KEYS[0], *_KEYS[2]) if key in there), None)
-        if key is None:
-            raise ValueError(f"{given}: must hold `images` (or {', '.join(_KEYS[0][1:])}), found {', '.join(there[:12])}.")
+        key = _find_key(npz_headers(path), (*_KEYS[0], *_KEYS[2]), given)
         array = read_npz(path, {key})[key]
     else:
         key, array = "images", to_tensor(given, where=where, name="images").cpu().numpy()
-    if array.dtype.kind == "f" and array.size and 0 <= array.min() <= array.max() <= 1:
-        array = (255 * array.astype(np.float64)).round().astype(np.uint8)
     images = _images(array, key, where)
     if tuple(images.shape[1:]) != form:
         raise ValueError(
@@ -177,17 +168,13 @@ def read_images(given: ArrayLike | str | Path, *, form: Form, where: str) -> tup
     return images, [str(number) for number in range(len(images))]
 
 
-def _find_keys(there: list[str], path: str | Path) -> list[str]:
-    """Names of the images and labels to train on and, where there are any, to test on."""
-    found: list[str] = []
-    for wanted in _KEYS if any(key in there for keys in _KEYS[2:] for key in keys) else _KEYS[:2]:
-        found += [key for key in wanted if key in there][:1]
-        if not found or found[-1] not in wanted:
-            hint = " It holds predictions: measure them with `calibrant measure`." if {"logits", "probs"} & set(there) else ""
-            raise ValueError(
-                f"{path}: must hold `{wanted[0]}` (or {', '.join(wanted[1:])}), found {', '.join(there[:12])}.{hint}"
-            )
-    return found
+def _find_key(there: Collection[str], wanted: Sequence[str], path: str | Path) -> str:
+    """The first of some names that an archive has."""
+    for key in wanted:
+        if key in there:
+            return key
+    found = ", ".join(list(there)[:12])
+    raise ValueError(f"{path}: must hold `{wanted[0]}` (or {', '.join(wanted[1:])}), found {found}.")
 
 
 def _make_set(
@@ -219,30 +206,27 @@ def _make_set(
 def _class_folders(part: Path) -> tuple[str, ...]:
     names = tuple(sorted(entry.name for entry in part.iterdir() if entry.is_dir() and not entry.name.startswith(".")))
     if len(names) < 2:
-        got = f"the folder {names[0]} alone" if names else "no folder"
-        raise ValueError(f"{part}: must hold a folder for each of two or more classes, got {got}.")
+        raise ValueError(f"{part}: must hold a folder for each of two or more classes, got {', '.join(names) or 'none'}.")
     return names
 
 
-def _find_pictures(part: Path, names: tuple[str, ...]) -> tuple[list[Path], Tensor]:
-    """The pictures of one part and their labels."""
+def _find_pictures(part: Path, names: tuple[str, ...]) -> list[tuple[Path, int]]:
+    """The pictures of one part, each with its label."""
     numbers = {name: number for number, name in enumerate(names)}
-    pictures: list[Path] = []
-    labels: list[int] = []
+    found: list[tuple[Path, int]] = []
     for name in _class_folders(part):
         label = lookup(numbers, name, kind=f"class to train on in {part}")
-        paths = sorted(_pictures_in(part / name))
-        if not paths:
-            raise ValueError(f"{part / name}: must hold pictures ({', '.join(_ENDINGS)}), got none.")
-        pictures += paths
-        labels += [label] * len(paths)
-    return pictures, torch.tensor(labels, dtype=torch.int64)
+        found += [(picture, label) for picture in _pictures_in(part / name)]
+    return found
 
 
 def _pictures_in(folder: Path) -> list[Path]:
-    """Pictures by their names at any depth; what begins with a dot is passed over."""
+    """Pictures by their names at any depth, sorted; what begins with a dot is passed over."""
     files = [path for path in folder.rglob("*") if path.suffix.lower() in _ENDINGS and path.is_file()]
-    return [path for path in files if not any(piece.startswith(".") for piece in path.relative_to(folder).parts)]
+    found = sorted(path for path in files if not any(piece.startswith(".") for piece in path.relative_to(folder).parts))
+    if not found:
+        raise ValueError(f"{folder}: must hold pictures ({', '.join(_ENDINGS)}), got none.")
+    return found
 
 
 def _images(given: Column, key: str, path: str | Path) -> Tensor:
@@ -250,13 +234,13 @@ def _images(given: Column, key: str, path: str | Path) -> Tensor:
     if array.ndim == 4 and array.shape[3] > _MOST_CHANNELS and array.shape[1] <= _MOST_CHANNELS:
         array = array.transpose(0, 2, 3, 1)
     if array.ndim != 4 or array.shape[3] > _MOST_CHANNELS or 0 in array.shape:
-        table = " Train on a table of features in a loop of your own with `calibrant.MetaLearner`." if array.ndim == 2 else ""
         shape = list(given.shape)
-        raise ValueError(f"{path}: `{key}` must be [N, H, W], [N, H, W, channels] or [N, channels, H, W], got {shape}.{table}")
-    if array.dtype.kind not in "iu" or not 0 <= array.min() <= array.max() <= 255:
-        got = f"{array.dtype} from {array.min():.4g} to {array.max():.4g}" if array.dtype.kind in "iuf" else str(array.dtype)
-        hint = " Save `(255 * images).round().astype('uint8')` if they lie between 0 and 1." if array.dtype.kind == "f" else ""
-        raise ValueError(f"{path}: `{key}` must be whole numbers 0 to 255, got {got}.{hint}")
+        raise ValueError(f"{path}: `{key}` must be [N, H, W], [N, H, W, channels] or [N, channels, H, W], got {shape}.")
+    most = {"i": 255, "u": 255, "f": 1}.get(array.dtype.kind, -1)
+    if not 0 <= array.min() <= array.max() <= most:
+        got = f"{array.dtype} from {array.min():.4g} to {array.max():.4g}"
+        raise ValueError(f"{path}: `{key}` must be whole numbers from 0 to 255 or others from 0 to 1, got {got}.")
+    array = array if most == 255 else (255 * array.astype(np.float64)).round()
     return torch.from_numpy(np.array(array, dtype=np.uint8, order="C"))
 
 

@@ -19,7 +19,7 @@ from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -97,11 +97,11 @@ def load_cifar100(root: str | Path) -> DataSet:
 
 def _read_files(root: Path, folder: str, archive: str, files: dict[str, str], name: str) -> dict[str, dict[bytes, Any]]:
     """Read the pickles of a set from its folder, or else from its archive."""
-    place = next((place for place in (root / folder, root) if any((place / file).is_file() for file in files)), None)
-    if place is not None:
+    places = (place for place in (root / folder, root) if any((place / file).is_file() for file in files))
+    place = next(places, root / archive)
+    if place.is_dir():
         contents = {file: (place / file).read_bytes() for file in files if (place / file).is_file()}
-    elif (root / archive).is_file():
-        place = root / archive
+    elif place.is_file():
         contents = _unpack(place, {f"{folder}/{file}": file for file in files})
     else:
         raise not_there(name, root, f"{folder}/ or {archive}")
@@ -154,25 +154,18 @@ _DIGITS = tuple(str(digit) for digit in range(10))
 _CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 
 
-class IdxFile(NamedTuple):
-    """MD5 of a file, and size and MD5 as it was published (``.gz``)."""
-
-    md5: str
-    packed_size: int = 0
-    packed_md5: str = ""
-
-
+# MD5 of every file, and size and MD5 as it was published (``.gz``).
 MNIST_FILES = {
-    "train-images-idx3-ubyte": IdxFile("6bbc9ace898e44ae57da46a324031adb", 9_912_422, "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
-    "train-labels-idx1-ubyte": IdxFile("a25bea736e30d166cdddb491f175f624", 28_881, "d53e105ee54ea40749a09fcbcd1e9432"),
-    "t10k-images-idx3-ubyte": IdxFile("2646ac647ad5339dbf082846283269ea", 1_648_877, "9fb629c4189551a2d022fa330f9573f3"),
-    "t10k-labels-idx1-ubyte": IdxFile("27ae3e4e09519cfbb04c329615203637", 4_542, "ec29112dd5afa0611ce80d1b7f02629c"),
+    "train-images-idx3-ubyte": ("6bbc9ace898e44ae57da46a324031adb", 9_912_422, "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
+    "train-labels-idx1-ubyte": ("a25bea736e30d166cdddb491f175f624", 28_881, "d53e105ee54ea40749a09fcbcd1e9432"),
+    "t10k-images-idx3-ubyte": ("2646ac647ad5339dbf082846283269ea", 1_648_877, "9fb629c4189551a2d022fa330f9573f3"),
+    "t10k-labels-idx1-ubyte": ("27ae3e4e09519cfbb04c329615203637", 4_542, "ec29112dd5afa0611ce80d1b7f02629c"),
 }
 FASHION_FILES = {
-    "train-images-idx3-ubyte": IdxFile("f4a8712d7a061bf5bd6d2ca38dc4d50a", 26_421_880, "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
-    "train-labels-idx1-ubyte": IdxFile("9018921c3c673c538a1fc5bad174d6f9", 29_515, "25c81989df183df01b3e8a0aad5dffbe"),
-    "t10k-images-idx3-ubyte": IdxFile("8181f5470baa50b63fa0f6fddb340f0a", 4_422_102, "bef4ecab320f06d8554ea6380940ec79"),
-    "t10k-labels-idx1-ubyte": IdxFile("15d484375f8d13e6eb1aabb0c3f46965", 5_148, "bb300cfdad3c16e7a12a480ee83cd310"),
+    "train-images-idx3-ubyte": ("f4a8712d7a061bf5bd6d2ca38dc4d50a", 26_421_880, "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
+    "train-labels-idx1-ubyte": ("9018921c3c673c538a1fc5bad174d6f9", 29_515, "25c81989df183df01b3e8a0aad5dffbe"),
+    "t10k-images-idx3-ubyte": ("8181f5470baa50b63fa0f6fddb340f0a", 4_422_102, "bef4ecab320f06d8554ea6380940ec79"),
+    "t10k-labels-idx1-ubyte": ("15d484375f8d13e6eb1aabb0c3f46965", 5_148, "bb300cfdad3c16e7a12a480ee83cd310"),
 }
 
 
@@ -202,7 +195,9 @@ def load_fashion_mnist(root: str | Path) -> DataSet:
     return _read_idx(Path(root), ("fashion-mnist", "FashionMNIST/raw", "."), FASHION_FILES, part)
 
 
-def _read_idx(root: Path, folders: tuple[str, ...], files: dict[str, IdxFile], part: Callable[..., ImageSet]) -> DataSet:
+def _read_idx(
+    root: Path, folders: tuple[str, ...], files: dict[str, tuple[str, int, str]], part: Callable[..., ImageSet]
+) -> DataSet:
     for folder in folders:
         either = [(root / folder / name, root / folder / f"{name}.gz") for name in files]
         found = [next(path for path in paths if path.is_file()) for paths in either if any(path.is_file() for path in paths)]
@@ -213,11 +208,11 @@ def _read_idx(root: Path, folders: tuple[str, ...], files: dict[str, IdxFile], p
     raise not_there(folders[0], root, f"{', '.join(files)} (or .gz) in {folders[0]}/")
 
 
-def _parse(path: Path, published: IdxFile) -> Tensor:
+def _parse(path: Path, published: tuple[str, int, str]) -> Tensor:
     """Read the idx format: two zeros, 8 for bytes, the number of dimensions, their sizes (big-endian), the values."""
     packed = path.suffix == ".gz"
     with path.open("rb") as handle:
-        check_md5(handle, published.packed_md5 if packed else published.md5, path)
+        check_md5(handle, published[2] if packed else published[0], path)
         content = gzip.decompress(handle.read()) if packed else handle.read()
     header = 4 + 4 * content[3]
     shape = [int(n) for n in np.frombuffer(content[4:header], dtype=">u4")]
@@ -243,8 +238,8 @@ def load_digits() -> DataSet:
 
 def _mnist_source(name: str, label: str, about: str, load: Callable[[Path], DataSet], raw: str, *urls: str) -> DataSource:
     files = tuple(
-        RemoteFile(f"{name}/{file}.gz", facts.packed_size, facts.packed_md5, tuple(f"{url}/{file}.gz" for url in urls))
-        for file, facts in (MNIST_FILES if load is load_mnist else FASHION_FILES).items()
+        RemoteFile(f"{name}/{file}.gz", size, md5, tuple(f"{url}/{file}.gz" for url in urls))
+        for file, (_, size, md5) in (MNIST_FILES if load is load_mnist else FASHION_FILES).items()
     )
     first = "train-images-idx3-ubyte"
     others = (f"{name}/{first}", f"{raw}/{first}", f"{raw}/{first}.gz")
@@ -316,34 +311,33 @@ def _read_tiny(place: Path | zipfile.Path) -> DataSet:
     """Read the set where it lies. No path comes from a file in it, so none can lead elsewhere."""
     classes, per_class, tested = TINY_COUNTS
     try:
-        wnids = sorted((place / "wnids.txt").read_text().split())
-        words = (place / "words.txt").read_text().splitlines()
-        notes = (place / "val" / "val_annotations.txt").read_text().splitlines()
-        numbers = {wnid: number for number, wnid in enumerate(wnids)}
-        labels = {line.split("\t")[0]: numbers[line.split("\t")[1]] for line in notes}
+        ids, words, notes = (
+            (place / file).read_text().splitlines() for file in ("wnids.txt", "words.txt", "val/val_annotations.txt")
+        )
+        wnids, classes_of = sorted(line.strip() for line in ids if line.strip()), dict(line.split("\t")[:2] for line in notes)
         test_files = sorted(f"val_{number}.JPEG" for number in range(classes * tested))
-        test_labels = [labels[file] for file in test_files]
-    except (OSError, KeyError, IndexError, ValueError) as error:
+        test = [(place / f"val/images/{file}", wnids.index(classes_of[file])) for file in test_files]
+    except (OSError, KeyError, ValueError) as error:
         raise ValueError(f"{place}: must hold wnids.txt, words.txt and all of val/, got {error!r}. Unpack it again.") from None
-    if len(numbers) != classes:
-        raise ValueError(f"{place}: wnids.txt must name {classes} classes, got {len(numbers)}. Unpack it again.")
-    names = _tiny_names(words, wnids)
-    train_files = [
-        place / "train" / wnid / "images" / file
-        for wnid in wnids
+    if len(wnids) != classes:
+        raise ValueError(f"{place}: wnids.txt must name {classes} classes, got {len(wnids)}. Unpack it again.")
+    train = [
+        (place / f"train/{wnid}/images/{file}", label)
+        for label, wnid in enumerate(wnids)
         for file in sorted(f"{wnid}_{number}.JPEG" for number in range(per_class))
     ]
-    train_labels = [label for label in range(classes) for _ in range(per_class)]
-    train, test = (
-        ImageSet(
-            decode(files, (64, 64, 3)), torch.tensor(own), classes, TINY_MEAN, TINY_STD, class_names=names, pad=4, flip=True
-        )
-        for files, own in (
-            (train_files, train_labels),
-            ([place / "val" / "images" / file for file in test_files], test_labels),
-        )
+    facts: dict[str, Any] = {
+        "mean": TINY_MEAN,
+        "std": TINY_STD,
+        "class_names": _tiny_names(words, wnids),
+        "pad": 4,
+        "flip": True,
+    }
+    sets = (
+        ImageSet(decode([file for file, _ in found], (64, 64, 3)), torch.tensor([y for _, y in found]), classes, **facts)
+        for found in (train, test)
     )
-    return DataSet("tiny-imagenet", train, test)
+    return DataSet("tiny-imagenet", *sets)
 
 
 def _tiny_names(words: list[str], wnids: list[str]) -> tuple[str, ...]:

@@ -102,13 +102,12 @@ class TrainBatches(_Batches):
 
     def begin_epoch(self, epoch: int, *, kept: Tensor | None = None) -> int:
         """Draw the order and augmentation of an epoch, of the examples ``kept`` alone if given; return its number of steps."""
-        draw = draw_epoch(self._draw.shape[1], pad=self.pad, flip=self.flip, seed=self.seed, epoch=epoch)
-        order = draw.order
+        rows = draw_epoch(self._draw.shape[1], pad=self.pad, flip=self.flip, seed=self.seed, epoch=epoch)
+        order = rows[0]
         if kept is not None and len(kept) < len(order):
             # Kept examples first, in their drawn order; the others fill the buffer behind them and are not reached.
             held = torch.isin(order, kept.cpu())
-            order = torch.cat([order[held], order[~held]])
-        rows = torch.stack([order, draw.rows, draw.columns, draw.mirrored.long()])
+            order = rows[0] = torch.cat([order[held], order[~held]])
         self._draw.copy_(rows.pin_memory() if self._draw.is_cuda else rows, non_blocking=True)
         steps = self.steps_per_epoch if kept is None else max(1, len(kept) // self.batch_size)
         self._begin(order[: steps * self.batch_size].view(steps, self.batch_size))

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from calibrant.data import DATASETS, DEFAULT_ROOT, is_path, load_path
-from calibrant.data.image_set import DataSet, ImageSet, Parts, difference, fingerprint, split_indices
+from calibrant.data.image_set import DataSet, ImageSet, difference, fingerprint, split_indices
 from calibrant.engine.batches import RunData, TrainBatches
 from calibrant.engine.hardware import ALONE_GROUP, Group, Hardware, choose_hardware
 from calibrant.engine.methods import Plan, facts_of, learns, make_plan, resolved
@@ -56,18 +56,12 @@ def load_data(part: DataPart) -> DataSet:
 
 def divide(data: DataSet, recipe: Recipe) -> RunData:
     """Split a data set as a recipe says; the test set is never divided."""
-    parts = divide_rows(len(data.train), recipe)
-    meta = data.train.pick(parts.meta) if len(parts.meta) else None
-    return RunData(data.train.pick(parts.train), data.train.pick(parts.val), meta, data.test)
+    train, val, meta = (data.train.pick(rows) for rows in divide_rows(len(data.train), recipe))
+    return RunData(train, val, meta if len(meta) else None, data.test)
 
 
-def divide_rows(n: int, recipe: Recipe) -> Parts:
-    """Return which of ``n`` images each part of a run gets; raises ``ValueError`` if there are too few."""
-    if n < 10 and recipe.data.val is None:
-        raise ValueError(
-            f"train: `data` must hold at least 10 images to train on, because a tenth of them is held out, got {n}. "
-            "Add images, or say how many to hold out with `--set data.val=1`."
-        )
+def divide_rows(n: int, recipe: Recipe) -> tuple[Tensor, Tensor, Tensor]:
+    """Return which of ``n`` images are for training, validation and meta steps; raises ``ValueError`` if there are too few."""
     val, meta = held_out(n, recipe)
     return split_indices(n, val=val, meta=meta, seed=recipe.seed)
 

@@ -243,8 +243,8 @@ def check_data(left: Sequence[Cell], cells: Sequence[Cell], runs: Path) -> None:
         for folder in done:
             check_same_data(read_facts(folder), part, where=str(folder), now=now)
         for cell in here:
-            parts = divide_rows(len(data.train), cell.recipe)
-            check_batch_size(cell.recipe.train.batch_size, examples=len(parts.train))
+            train = divide_rows(len(data.train), cell.recipe)[0]
+            check_batch_size(cell.recipe.train.batch_size, examples=len(train))
 
 
 def load_added(

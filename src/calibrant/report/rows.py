@@ -359,7 +359,7 @@ def _row(runs: Sequence[Entry]) -> Row:
             f"tables: runs of one row must have different seeds, got seeds {known} of {what}. Leave one out, or rename it."
         )
     for one, other in combinations(map(_facts_of_data, runs), 2):
-        if differ := difference(one, other, when=("in one", "in another")):
+        if differ := difference(one, other):
             raise ValueError(f"tables: runs of one row must have the same data, got {differ} of {what}. Leave one out.")
     by_seed = tuple(sorted(runs, key=lambda run: run.seed or 0))
     values = {key: [run.scores[key].value for run in by_seed] for key in first.scores if all(key in run.scores for run in runs)}

@@ -117,10 +117,10 @@ def test_load_folder_files_at_fault_are_named(tmp_path, monkeypatch):
 def test_load_folder_of_another_layout_says_what_is_missing(tmp_path):
     with pytest.raises(FileNotFoundError, match="must be a folder of class folders"):
         load_folder(tmp_path / "nothing")
-    with pytest.raises(ValueError, match="two or more classes, got no folder"):
+    with pytest.raises(ValueError, match="two or more classes, got none"):
         load_folder(tmp_path)
     picture(tmp_path / "a" / "0.png", 1)
-    with pytest.raises(ValueError, match="two or more classes, got the folder a alone"):
+    with pytest.raises(ValueError, match="two or more classes, got a"):
         load_folder(tmp_path)
     (tmp_path / "b").mkdir()
     with pytest.raises(ValueError, match=r"b: must hold pictures"):
@@ -136,9 +136,7 @@ def test_load_folder_test_part_absent_or_of_other_classes_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"class .*test 'bees'\. Did you mean 'bee'"):
         load_folder(root)
     shutil.rmtree(root / "test")
-    with pytest.raises(FileNotFoundError, match="must hold test/ beside train/"):
-        load_folder(root)
-    assert len(load_folder(root / "train").test) == 2
+    assert len(load_folder(root).test) == len(load_folder(root / "train").test) == 2
 
 
 def test_held_out_rows_leave_and_take_one_of_each_class():

@@ -27,7 +27,7 @@ def write_set(folder, monkeypatch, *, table="MNIST_FILES", packed=True):
     for name, array in arrays.items():
         content = idx(array)
         gz = gzip.compress(content)
-        files[name] = published.IdxFile(hashlib.md5(content).hexdigest(), len(gz), hashlib.md5(gz).hexdigest())
+        files[name] = (hashlib.md5(content).hexdigest(), len(gz), hashlib.md5(gz).hexdigest())
         (folder / (f"{name}.gz" if packed else name)).write_bytes(gz if packed else content)
     monkeypatch.setattr(published, table, files)
     return arrays

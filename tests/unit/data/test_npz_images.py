@@ -47,6 +47,8 @@ def test_load_npz_other_keys_and_channels_first_are_understood(tmp_path, keys):
     data = load_path(save(tmp_path / "a.npz", **arrays))
     assert data.train.images.numpy().tobytes() == COLOUR.tobytes()
     assert data.train.labels.tolist() == LABELS.tolist()
+    floats = load_npz(save(tmp_path / "b.npz", **arrays | {keys[0]: COLOUR / 255}))
+    assert floats.train.images.equal(data.train.images)
 
 
 def test_load_npz_grey_images_without_test_part_are_split_by_seed(tmp_path):
@@ -67,12 +69,11 @@ def test_load_npz_grey_images_without_test_part_are_split_by_seed(tmp_path):
     ("arrays", "sentence"),
     [
         ({"labels": LABELS}, r"must hold `images` \(or x, train_images, x_train\), found labels"),
-        ({"logits": COLOUR, "labels": LABELS}, "It holds predictions: measure them with `calibrant measure`"),
         ({"images": COLOUR}, r"must hold `labels` \(or y, train_labels, y_train\), found images"),
-        ({"images": COLOUR / 255, "labels": LABELS}, r"must be whole numbers 0 to 255, got float64"),
+        ({"images": COLOUR / 254, "labels": LABELS}, r"or others from 0 to 1, got float64 from 0 to 1.004"),
         (
             {"images": COLOUR.astype(int) * 2, "labels": LABELS},
-            "must be whole numbers 0 to 255, got int64 from 0 to 510",
+            "must be whole numbers from 0 to 255 or others from 0 to 1, got int64 from 0 to 510",
         ),
         ({"images": COLOUR.reshape(20, -1), "labels": LABELS}, r"must be \[N, H, W\], .* got \[20, 90\]"),
         ({"images": np.zeros((4, 5, 6, 7), np.uint8), "labels": LABELS[:4]}, r"got \[4, 5, 6, 7\]"),

@@ -41,7 +41,7 @@ def grid(tmp_path: Path) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"), [({"seed": 1}, "other test images or labels"), ({"n": 75}, "12 test images then and 15 now")]
+    ("change", "said"), [({"seed": 1}, "other test images or labels"), ({"n": 75}, "12 and 15 test images")]
 )
 def test_check_data_that_changed_are_refused_whatever_is_to_be_run(grid, change, said):
     file, runs = grid
@@ -230,5 +230,5 @@ def test_load_added_of_a_seed_of_the_grids_row_must_be_of_the_whole_test_set(
     train(cell.recipe, out=tmp_path / cell.name)
     assert called(add(tmp_path / cell.name, runs=runs)) == [("ce", 1)]
     predicted.subset(range(500)).save(tmp_path / cell.name / "test.npz")
-    with pytest.raises(ValueError, match=r"4,000 test images in one and 500 in another of ce on mixture"):
+    with pytest.raises(ValueError, match=r"4,000 and 500 test images of ce on mixture"):
         add(tmp_path / cell.name, runs=runs)
