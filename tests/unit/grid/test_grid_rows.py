@@ -49,7 +49,7 @@ def sized(entry: Entry, n: int) -> Entry:
 def test_group_rows_runs_that_held_out_different_numbers_of_examples_are_not_averaged() -> None:
     first, second = run_of("flgamma-sece", seed=0), run_of("flgamma-sece", seed=1)
     trained = [replace(run, facts={**run.facts, "examples": {"train": n}}) for run, n in ((first, 40_000), (second, 45_000))]
-    with pytest.raises(ValueError, match="must have the same data.*40,000 images to train on in one and 45,000"):
+    with pytest.raises(ValueError, match="must have the same data.*40,000 and 45,000 images to train on"):
         rows_of(trained)
     assert len(rows_of([first, second])) == 1
 
