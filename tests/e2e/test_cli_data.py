@@ -40,7 +40,7 @@ def server(monkeypatch):
         )
         monkeypatch.setitem(DATASETS._entries, "mnist", replace(DATASETS["mnist"], files=files, others=()))
         sums = {name: [hashlib.md5(content).hexdigest() for content in pair] for name, pair in packed.items()}
-        contents = {name: published.IdxFile(md5, 0, packed_md5) for name, (md5, packed_md5) in sums.items()}
+        contents = {name: (md5, 0, packed_md5) for name, (md5, packed_md5) in sums.items()}
         monkeypatch.setattr(published, "MNIST_FILES", contents)
         yield started
 
