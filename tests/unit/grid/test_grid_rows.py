@@ -56,7 +56,7 @@ def test_group_rows_runs_that_held_out_different_numbers_of_examples_are_not_ave
 
 def test_group_rows_runs_of_different_numbers_of_test_examples_are_not_averaged() -> None:
     runs = [sized(run_of("ce", seed=0), 36), run_of("ce", seed=1), sized(run_of("ce", seed=2), 40)]
-    with pytest.raises(ValueError, match="must have the same data, got 36 test images"):
+    with pytest.raises(ValueError, match="must have the same data, got 36 and "):
         rows_of(runs)
     # Other rows may be of a part of the test set.
     assert [row.label for row in rows_of([runs[0], replace(runs[2], method="focal")])] == ["CE (36 examples)", "Focal"]
