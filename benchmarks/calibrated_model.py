@@ -1,4 +1,4 @@
-"""What `CalibratedModel` does to plain models of scikit-learn on its own data sets; prints the table of docs/research-archive.md.
+"""What `CalibratedModel` does to plain models of scikit-learn on its own data sets; the table of docs/research-archive.md.
 
     python benchmarks/calibrated_model.py --seeds 5
 
