@@ -34,6 +34,8 @@ COLUMN_KINDS = "biufUM"
 TORCH_DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}
 # Deflate cannot do better than this.
 _MOST_INFLATED = 1032
+# A value of more bytes is no label, name or number.
+_MOST_BYTES = 1 << 16
 
 
 class Extras(NamedTuple):
@@ -83,15 +85,22 @@ def npz_headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype[np.gene
     return headers
 
 
-def read_npz(path: Path, keys: Collection[str]) -> Fields:
-    """Read some arrays of an ``.npz``; an object array, which only unpickling could read, is refused."""
+def read_npz(path: Path, keys: Collection[str], *, most: int | None = None) -> Fields:
+    """Read some arrays of an ``.npz``.
+
+    An object array, which only unpickling could read, is refused, and so are arrays of more than ``most`` values, of which one
+    may be a text of 16,384 characters.
+    """
     headers = npz_headers(path)
     for key in headers.keys() & keys:
-        if headers[key][1].hasobject:
+        shape, dtype = headers[key]
+        if dtype.hasobject:
             raise ValueError(
                 f"{path}: `{key}` must be a plain array, got an array of Python objects, which is not read because it could "
                 "run code. Save it as numbers or text, for instance with `.astype(str)`."
             )
+        if most is not None and (math.prod(shape) > most or dtype.itemsize > _MOST_BYTES):
+            raise ValueError(f"{path}: `{key}` must not hold more than the scores do, got {list(shape)} of {dtype}.")
     with decoding(path), np.load(path, allow_pickle=False) as archive:
         return {key: archive[key] for key in headers if key in keys}
 
@@ -115,27 +124,23 @@ def read_pt(path: Path) -> tuple[Fields, Extras]:
     extras = Extras.from_json(str(content.pop(EXTRAS_KEY, "")), path=path)
     fields: Fields = {}
     for key, value in content.items():
-        if isinstance(value, Tensor):
-            # A view may claim more values than are stored.
-            dense = value.layout == torch.strided and not value.is_quantized
-            if not dense or value.numel() * value.element_size() > value.untyped_storage().nbytes():
-                raise ValueError(
-                    f"{path}: `{key}` must be a dense tensor that holds every value of its shape {list(value.shape)}, got "
-                    f"another. Save `{key}.to_dense().contiguous()`."
-                )
-            if value.dtype == torch.bfloat16 and key in ("logits", "probs"):
-                extras = extras._replace(dtype="bfloat16")
-            # numpy has no bfloat16.
-            fields[key] = (value.float() if value.dtype == torch.bfloat16 else value).detach().numpy()
-        elif isinstance(value, (str, int, float, list, tuple)):
+        if not isinstance(value, Tensor):
             with suppress(ValueError):
                 fields[key] = np.asarray(value)
+            continue
+        # A view may claim more values than are stored.
+        is_plain = value.layout == torch.strided and not value.is_quantized
+        if not is_plain or value.numel() * value.element_size() > value.untyped_storage().nbytes():
+            raise ValueError(f"{path}: `{key}` must be a dense tensor that holds every value. Save `{key}.to_dense().clone()`.")
+        if value.dtype == torch.bfloat16 and key in ("logits", "probs"):
+            extras = extras._replace(dtype="bfloat16")
+        # numpy has no bfloat16.
+        fields[key] = (value.float() if value.dtype == torch.bfloat16 else value).detach().numpy()
     return fields, extras
 
 
 def _load_pt(path: Path) -> object:
-    with decoding(path), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with decoding(path), warnings.catch_warnings(action="ignore"):
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
                 # torch does not look at checksums. What it writes is not compressed.

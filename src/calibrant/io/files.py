@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import secrets
@@ -21,13 +20,9 @@ def check_readable(path: str | Path, *, content: str = "predictions") -> None:
     """Raise ``OSError`` or ``ValueError`` with one sentence unless ``path`` is a file that holds something."""
     given = Path(path)
     if given.is_dir():
-        example = f", such as {given / 'test.npz'}" if (given / "test.npz").is_file() else ""
-        raise IsADirectoryError(f"{path}: must be a file, got a folder. Name a file in it{example}.")
+        raise IsADirectoryError(f"{path}: must be a file, got a folder. Name a file in it.")
     if not given.exists():
-        there = [entry.name for entry in given.parent.iterdir()] if given.parent.is_dir() else []
-        near = difflib.get_close_matches(given.name, there, n=1, cutoff=0.7)
-        hint = f"Did you mean {given.with_name(near[0])}?" if near else f"Looked in {given.parent.resolve()}."
-        raise FileNotFoundError(f"{path}: there is no such file. {hint}")
+        raise FileNotFoundError(f"{path}: there is no such file. Looked in {given.parent.resolve()}.")
     if given.stat().st_size == 0:
         raise ValueError(f"{path}: must hold {content}, got an empty file. Write it again.")
 
@@ -86,13 +81,12 @@ def atomic_writer(path: str | Path) -> Iterator[BinaryIO]:
 
 def _hold(handle: BinaryIO) -> bool:
     """Lock a file until it is closed, where files can be locked; whether nobody else held it."""
-    try:
+    with suppress(ImportError, OSError):
         import fcntl
 
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (ImportError, OSError):
-        return False
-    return True
+        return True
+    return False
 
 
 def write_json(data: Mapping[str, object], path: str | Path, *, kind: str) -> None:
@@ -128,19 +122,18 @@ def load_class_names(path: str | Path) -> tuple[str, ...]:
         missing or holds no names.
     """
     check_readable(path, content="class names")
-    is_json = Path(path).suffix.lower() == ".json"
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
+        is_json = Path(path).suffix.lower() == ".json"
         names = json.loads(text) if is_json else [line.strip() for line in text.rstrip().splitlines()]
         if isinstance(names, dict):
             by_index = names.get("id2label", names)
             names = [by_index[str(index)] for index in range(len(by_index))]
+        if names and isinstance(names, list) and all(isinstance(name, str) for name in names):
+            return tuple(names)
     except (ValueError, KeyError, TypeError, RecursionError):
-        names = None
-    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-        rule = 'a JSON list of class names such as ["cat", "dog"]' if is_json else "UTF-8 text with one class name a line"
-        raise ValueError(f"{path}: must be {rule}, got something else.")
-    return tuple(names)
+        pass
+    raise ValueError(f"{path}: must be UTF-8 text with one class name a line, or a JSON list of names, got something else.")
 
 
 def download(urls: Sequence[str], path: str | Path, *, md5: str, report: Callable[[int], None] | None = None) -> Path:
@@ -181,7 +174,7 @@ def download(urls: Sequence[str], path: str | Path, *, md5: str, report: Callabl
         os.replace(part, str(output_file))
 
     pooch.get_logger().setLevel("WARNING")
-    problem: Exception | None = None
+    problem: Exception = ValueError(f"{path}: needs an address to download from, got none.")
     for url in urls:
         try:
             pooch.retrieve(url, f"md5:{md5}", fname=final.name, path=final.parent, downloader=receive)
@@ -191,4 +184,4 @@ def download(urls: Sequence[str], path: str | Path, *, md5: str, report: Callabl
             problem = ConnectionError(f"{url}: must give the file, {said}")
         except ValueError as error:
             problem = ValueError(f"{url}: must be the published file. {error}")
-    raise problem or ValueError(f"{path}: needs an address to download from, got none.")
+    raise problem

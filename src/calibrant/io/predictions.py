@@ -5,9 +5,10 @@ The formats are in `arrays` (``.npz``, ``.pt``) and `table` (``.csv``, ``.parque
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -90,11 +91,14 @@ def _read(path: str | Path, prob_column: str | None = None, label_column: str | 
         return next(table.stream()), table.extras
     if file.suffix.lower() == ".pt":
         return read_pt(file)
-    # Keys with a role, and vectors with one value for each example; other arrays may be large.
     headers = npz_headers(file)
-    examples = next((headers[key][0] for key in ("labels", "label") if key in headers), None)
-    count = int(np.prod(examples)) if examples else next((headers[key][0][0] for key in _SCORES if key in headers), 0)
-    fields = read_npz(file, {key for key, (shape, _) in headers.items() if key in _KEYS or shape == (count,)})
+    shape = next((headers[key][0] for key in _SCORES if key in headers), None)
+    if shape is None:
+        return dict.fromkeys(headers, np.zeros(0)), Extras()
+    # Keys with a role, and vectors with one value for each example; other arrays may be large.
+    examples = math.prod(shape[:1] + shape[2:])
+    wanted = {key for key, (other, _) in headers.items() if key in _KEYS or other == (examples,)}
+    fields = read_npz(file, wanted, most=max(math.prod(shape), 2))
     return fields, Extras.from_json(str(fields.pop(EXTRAS_KEY, "")), path=path)
 
 
@@ -173,10 +177,10 @@ def _to_fields(predictions: Predictions) -> tuple[Fields, Extras]:
     if predictions.class_names is not None:
         fields["class_names"] = np.array(predictions.class_names)
     for name, values in predictions.columns.items():
-        if name in _KEYS or SCORE_COLUMN.fullmatch(name):
-            raise ValueError(f"save_predictions: a column must not be named `{name}`, which means something else in a file.")
-        if values.dtype.kind not in COLUMN_KINDS or values.dtype.kind == "f" and values.dtype.itemsize > 8:
-            raise ValueError(f"save_predictions: column `{name}` must hold numbers, text or dates, got {values.dtype}.")
+        is_plain = values.dtype.kind in COLUMN_KINDS and (values.dtype.kind != "f" or values.dtype.itemsize <= 8)
+        if name in _KEYS or SCORE_COLUMN.fullmatch(name) or not is_plain:
+            rule = "must hold numbers, text or dates and have a name of its own in a file"
+            raise ValueError(f"save_predictions: column `{name}` {rule}, got {values.dtype}.")
         fields[name] = values
     return fields, Extras(
         dtype=str(scores.dtype).removeprefix("torch."),
@@ -232,23 +236,17 @@ def iter_prediction_batches(
             yield whole.subset(np.arange(start, min(start + batch_rows, len(whole))))
         return
     first_row = 0
-    splits: set[str] = set()
     for fields in table.stream(batch_rows, columns):
         fields = _canonical(fields, path)
-        splits |= {str(value) for value in np.unique(fields.get("split", np.array("")).astype(str))}
-        fields["split"] = np.array(sorted(splits))
-        if not _is_left_out(fields, ignore_index):
+        labels, weights = fields["labels"], fields.get("weights")
+        is_text = labels.dtype.kind == "U"
+        ignored = np.char.strip(labels.astype(str)) == str(ignore_index) if is_text else labels == ignore_index
+        # A piece that is left out as a whole is no mistake as long as others are not.
+        if not np.all(ignored) and (weights is None or weights.any()):
             yield _to_predictions(
                 fields, table.extras, path=path, first_row=first_row, ignore_index=ignore_index, class_names=class_names
             )
-        first_row += len(fields["labels"])
-
-
-def _is_left_out(fields: Fields, ignore_index: int | None) -> bool:
-    """Whether all rows of a piece are ignored or weigh nothing, which is no mistake as long as others do."""
-    labels, weights = fields["labels"], fields.get("weights")
-    ignored = labels == ignore_index if labels.dtype.kind in "fiub" else np.char.strip(labels.astype(str)) == str(ignore_index)
-    return bool(np.all(ignored)) or (weights is not None and not weights.any())
+        first_row += len(labels)
 
 
 def _ending_of(path: str | Path) -> str:
@@ -270,30 +268,28 @@ def _to_predictions(
     """The record of what a file holds; ``first_row`` is the row of the file at which ``fields`` begin, for messages."""
     fields = _canonical(fields, path)
     kind = "logits" if "logits" in fields else "probs"
-    labels = fields.pop("labels")
-    scores = to_tensor(fields.pop(kind), where=str(path), name=kind)
+    labels, scores = fields.pop("labels"), to_tensor(fields.pop(kind), where=str(path), name=kind)
     if scores.is_floating_point() and scores.shape[1:] in ((), (1,)):
-        scores = both_classes(scores.reshape(-1), kind)
-        labels = labels.reshape(-1) if labels.shape == (len(scores), 1) else labels
+        scores, labels = both_classes(scores.reshape(-1), kind), labels.reshape(-1)
     # A file that says its precision comes back as it was saved.
     elif kind == "probs" and extras.dtype is None:
         scores = torch.from_numpy(without_rounding(scores.numpy()))
-    given = scores if extras.dtype is None else scores.to(TORCH_DTYPES[extras.dtype])
-    stored = fields.pop("class_names", None)
-    names = extras.class_names if stored is None else [str(name) for name in stored.reshape(-1)]
-    split, weights = _one_split(fields.pop("split", None), path), fields.pop("weights", None)
-    columns: dict[str, ArrayLike] = {
-        name: _restore(values, extras.columns.get(name), name, path)
-        for name, values in fields.items()
-        if values.shape == (labels.size,) and values.dtype.kind in "OS" + COLUMN_KINDS
-    }
+    if extras.dtype is not None:
+        scores = scores.to(TORCH_DTYPES[extras.dtype])
+    given: dict[str, Any] = {kind: scores, "weights": fields.pop("weights", None), "split": fields.pop("split", None)}
+    if given["split"] is not None:
+        given["split"] = _one_split(given["split"], path)
+    names = extras.class_names
+    if "class_names" in fields:
+        names = tuple(fields.pop("class_names").astype(str).reshape(-1).tolist())
     return Predictions(
-        logits=given if kind == "logits" else None,
-        probs=given if kind == "probs" else None,
+        **given,
         labels=labels,
-        split=split,
-        weights=None if weights is None else weights.astype(np.float64),
-        columns=columns,
+        columns={
+            name: _restore(values, extras.columns.get(name))
+            for name, values in fields.items()
+            if values.shape == (labels.size,) and values.dtype.kind in "S" + COLUMN_KINDS
+        },
         class_names=names if class_names is None else class_names,
         ignore_index=ignore_index,
         where=str(path),
@@ -301,42 +297,31 @@ def _to_predictions(
     )
 
 
-def _restore(values: Column, dtype: str | None, name: str, path: str | Path) -> Column:
+def _restore(values: Column, dtype: str | None) -> Column:
     """A slice column in the type in which it was saved, if the file says it."""
-    if values.dtype.kind in "OS":
-        values = np.char.decode(values.astype(bytes), "utf-8", "replace") if values.dtype.kind == "S" else values.astype(str)
-    try:
-        if dtype is not None and np.dtype(dtype).kind == "b" and values.dtype.kind == "U":
-            return np.asarray(np.char.lower(values.astype(str)) == "true")
-        return values if dtype is None else values.astype(dtype)
-    except ValueError:
-        raise ValueError(f"{path}: column `{name}` must hold {dtype}, as the file says, got {values.dtype}.") from None
+    if values.dtype.kind == "S":
+        values = np.char.decode(values.astype(bytes), "utf-8", "replace")
+    if dtype is not None and np.dtype(dtype).kind == "b" and values.dtype.kind == "U":
+        return np.asarray(np.char.lower(values.astype(str)) == "true")
+    return values if dtype is None else values.astype(dtype)
 
 
 def _canonical(fields: Fields, path: str | Path) -> Fields:
     """Put the keys of ``fields`` under their one spelling and make sure that the needed ones are there, once."""
-    found = ", ".join(list(fields)[:12]) or "nothing"
     renamed = {_ALIASES.get(key, key): value for key, value in fields.items()}
-    if len(renamed) < len(fields) or {"logits", "probs"} <= renamed.keys():
-        raise ValueError(f"{path}: must hold labels, weights and either `logits` or `probs` once, got {found}. Remove one.")
-    scores, labels = "`logits` or `probs` (columns logit0… or p0… in a table)", "`labels` (column `label` in a table)"
-    for needed, keys in ((scores, {"logits", "probs"}), (labels, {"labels"})):
-        if not keys & renamed.keys():
-            raise ValueError(f"{path}: must hold {needed}, found {found}.")
-    for key in ("logits", "probs", "weights"):
-        if key in renamed and renamed[key].dtype.kind not in "fiub":
-            raise ValueError(f"{path}: `{key}` must hold numbers, got {renamed[key].dtype}. Save it as numbers.")
+    if len(renamed) < len(fields) or len({*_SCORES} & renamed.keys()) != 1 or "labels" not in renamed:
+        scores, labels = "`logits` or `probs` (columns logit0… or p0… in a table)", "`labels` (column `label`)"
+        found = ", ".join(list(fields)[:12]) or "nothing"
+        raise ValueError(f"{path}: must hold {labels} and either {scores} once, got {found}.")
     return renamed
 
 
-def _one_split(values: Column | None, path: str | Path) -> str | None:
+def _one_split(values: Column, path: str | Path) -> str | None:
     """The split that all rows name, or None; an empty cell says nothing."""
-    distinct = [] if values is None else sorted({str(value) for value in np.unique(values.astype(str))} - {""})
+    distinct = sorted({*np.unique(values.astype(str)).tolist()} - {""})
     if len(distinct) > 1:
-        raise ValueError(
-            f"{path}: `split` must be the same in every row, got {', '.join(map(repr, distinct[:4]))}. "
-            "Write one file for each split, or rename the column and group by it with `--slice`."
-        )
+        remedy = "Write one file for each split, or rename the column and group by it with `--slice`."
+        raise ValueError(f"{path}: `split` must be the same in every row, got {', '.join(distinct[:4])}. {remedy}")
     return distinct[0] if distinct else None
 
 
@@ -368,9 +353,7 @@ def _explained(probs: Column) -> float:
         scaled = probs.astype(np.float64) * 10**decimals
         # float32 holds a rounded number only to its own precision.
         if float(np.abs(scaled - np.round(scaled)).max()) <= 1e-7 * 10**decimals:
-            return min(_MOST_OFF, probs.shape[1] * 0.5 * 10.0**-decimals * (1 + 1e-6))
+            return probs.shape[1] * 0.5 * 10.0**-decimals * (1 + 1e-6)
     values = torch.from_numpy(np.ascontiguousarray(probs))
-    for dtype in (torch.bfloat16, torch.float16):
-        if bool((values.to(dtype).to(values.dtype) == values).all()):
-            return SUM_TOLERANCE[dtype]
-    return 0.0
+    exact = (SUM_TOLERANCE[d] for d in (torch.bfloat16, torch.float16) if bool((values.to(d).to(values.dtype) == values).all()))
+    return next(exact, 0.0)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -35,7 +34,6 @@ from calibrant.io.files import decoding
 _BINARY = dict.fromkeys(("p1", "p", "prob", "probability", "score", "y_score", "y_prob"), "probs")
 _BINARY |= {"logit1": "logits", "logit": "logits"}
 _LABELS = ("label", "labels")
-_OTHER_LABELS = ("y_true", "target", "y")
 _WEIGHTS = ("weight", "weights", "sample_weight")
 _NOT_SLICED = {*_LABELS, *_WEIGHTS, "split", "probs", "logits", EXTRAS_KEY}
 # Bytes of text that are parsed at a time, and from which the number of rows is estimated.
@@ -49,10 +47,9 @@ def find_scores(names: Sequence[str], *, path: str | Path, prob_column: str | No
     One column alone holds the positive class of a binary problem, or lists; ``prob_column`` names one that has another name. A
     table without scores gives ``("", ())``.
     """
-    seen = Counter(names)
-    twice = next((name for name, count in seen.items() if count > 1), None)
-    if twice is not None:
-        raise ValueError(f"{path}: every column must have a name of its own, got `{twice}` twice. Rename one of them.")
+    seen = dict.fromkeys(names)
+    if len(seen) < len(names):
+        raise ValueError(f"{path}: every column must have a name of its own, got one twice. Rename one of them.")
     if prob_column is not None:
         lookup(seen, prob_column, kind=f"column of {path}")
         return "probs", (prob_column,)
@@ -61,10 +58,9 @@ def find_scores(names: Sequence[str], *, path: str | Path, prob_column: str | No
         count = sum(1 for name in names if (match := SCORE_COLUMN.fullmatch(name)) and match[1] == prefix)
         if count > 1 or f"{prefix}0" in seen:
             scores = tuple(f"{prefix}{number}" for number in range(max(count, 2)))
-            missing = next((name for name in scores if name not in seen), None)
-            if missing:
+            if not seen.keys() >= {*scores}:
                 rule = f"columns {prefix}0, {prefix}1, … must be two or more without a gap"
-                raise ValueError(f"{path}: {rule}, got none named {missing}. A positive class alone is {prefix}1.")
+                raise ValueError(f"{path}: {rule}. A positive class alone is {prefix}1.")
             found.append((kind, scores))
     found = found or [(kind, (name,)) for name, kind in _BINARY.items() if name in seen]
     if len(found) > 1:
@@ -102,29 +98,29 @@ class TableFile:
 
     def stream(self, batch_rows: int | None = None, columns: Sequence[str] | None = None) -> Iterator[Fields]:
         """Read pieces of up to ``batch_rows`` rows, or all at once; of the columns to slice by those named, or all."""
-        unwanted = {EXTRAS_KEY} if columns is None else {*self.columns, EXTRAS_KEY} - set(columns)
-        wanted = [name for name in self.names if name not in unwanted]
-        numbers = {*self.scores, *_WEIGHTS}
-        rows = 0
+        for name in columns or ():
+            lookup(dict.fromkeys(self.names), name, kind=f"column of {self.path}")
+        unwanted = {EXTRAS_KEY, *_LABELS} | ({*self.columns} - {*columns} if columns is not None else set())
+        wanted = [name for name in self.names if name not in unwanted - {self.label}]
+        is_empty = True
         for table in self._tables(batch_rows, wanted):
-            rows += table.num_rows
-            if table.num_rows:
-                arrays = {name: self._to_numpy(table.column(name), name, is_number=name in numbers) for name in wanted}
-                fields = {name: values for name, values in arrays.items() if values is not None}
-                scores = [fields.pop(name) for name in self.scores]
-                if self.label:
-                    fields = {name: values for name, values in fields.items() if name not in _LABELS or name == self.label}
-                    fields["labels"] = fields.pop(self.label)
-                if scores:
-                    fields[self.kind] = scores[0] if len(scores) == 1 else np.stack(scores, axis=1)
-                yield text_precision(fields) if self.delimiter and self.extras.dtype is None else fields
-        if rows == 0:
+            if not table.num_rows:
+                continue
+            is_empty = False
+            fields = {name: values for name in wanted if (values := self._to_numpy(table.column(name), name)) is not None}
+            scores = [fields.pop(name) for name in self.scores]
+            if self.label:
+                fields["labels"] = fields.pop(self.label)
+            if scores:
+                fields[self.kind] = scores[0] if len(scores) == 1 else np.stack(scores, axis=1)
+            yield text_precision(fields) if self.delimiter and self.extras.dtype is None else fields
+        if is_empty:
             raise ValueError(f"{self.path}: must hold at least one row of predictions, got none.")
 
     def sample(self, name: str) -> Column:
         """Values of a column to slice by: all of them or, of a long table, a random part."""
         random, share = np.random.default_rng(0), min(1.0, _SAMPLE_ROWS / max(self.rows, 1))
-        parts = [self._to_numpy(table.column(name), name, is_number=False) for table in self._tables(_WRITE_ROWS, [name])]
+        parts = [self._to_numpy(table.column(name), name) for table in self._tables(_WRITE_ROWS, [name])]
         return np.concatenate([part[random.random(len(part)) < share] for part in parts if part is not None])
 
     def _tables(self, batch_rows: int | None, wanted: list[str]) -> Iterator[Any]:
@@ -143,7 +139,7 @@ class TableFile:
     def _csv_tables(self, batch_rows: int | None, wanted: list[str]) -> Iterator[Any]:
         narrow = self.extras.dtype in ("float16", "bfloat16", "float32")
         # A type that is inferred may change from piece to piece.
-        text = (*_LABELS, *filter(None, [self.label]), "split", *self.extras.columns, *(self.columns if batch_rows else ()))
+        text = (*filter(None, [self.label]), "split", *self.extras.columns, *(self.columns if batch_rows else ()))
         types = dict.fromkeys(text, "string") | dict.fromkeys(_WEIGHTS, "double")
         types |= dict.fromkeys(self.scores, "float" if narrow else "double")
         # Dates stay text.
@@ -154,18 +150,19 @@ class TableFile:
         block = max(_BLOCK_BYTES, 64 * len(self.names))
         read = pacsv.ReadOptions(column_names=self.names, skip_rows=1, block_size=block, use_threads=False)
         parse = pacsv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True)
+        source = (self.path, read, parse, convert)
         try:
             if batch_rows is None:
-                yield pacsv.read_csv(self.path, read, parse, convert)
+                yield pacsv.read_csv(*source)
                 return
-            with pacsv.open_csv(self.path, read, parse, convert) as reader:
+            with pacsv.open_csv(*source) as reader:
                 for batch in reader:
                     for start in range(0, batch.num_rows, batch_rows):
                         yield pa.Table.from_batches([batch.slice(start, batch_rows)])
         except pa.ArrowInvalid as error:
             raise _not_a_table(self.path, error) from None
 
-    def _to_numpy(self, column: Any, name: str, *, is_number: bool) -> Column | None:
+    def _to_numpy(self, column: Any, name: str) -> Column | None:
         """An Arrow column as numpy: numbers (missing ones NaN) and dates as they are, all else as text (missing text empty).
 
         Lists of scores become ``[N, C]``. Columns that are no text either (structs, bytes) give None.
@@ -174,29 +171,24 @@ class TableFile:
             column = column.cast(column.type.value_type)
         if name == self.kind and hasattr(column.type, "value_type"):
             lengths = pc.unique(pc.list_value_length(column)).to_pylist()
-            if len(lengths) != 1 or lengths[0] is None:
-                said = ", ".join(str(length or "no") for length in lengths[:4])
-                raise ValueError(f"{self.path}: `{name}` must hold one score for each class, got rows of {said} scores.")
-            flat = self._to_numpy(pc.list_flatten(column), name, is_number=True)
-            assert flat is not None
+            flat = self._to_numpy(pc.list_flatten(column), name)
+            if len(lengths) != 1 or lengths[0] is None or flat is None:
+                raise ValueError(f"{self.path}: `{name}` must hold one score for each class, got rows of {lengths[:4]} scores.")
             return flat.reshape(-1, lengths[0])
-        if is_number and not kinds.is_floating(column.type):
-            try:
-                column = column.cast("float64")
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-                raise ValueError(f"{self.path}: `{name}` must hold numbers, got {column.type}. Save it as numbers.") from None
-        elif kinds.is_decimal(column.type) or (self.delimiter and name in (*_LABELS, self.label)):
+        is_number = name in self.scores or name in _WEIGHTS
+        if is_number or kinds.is_decimal(column.type) or (self.delimiter and name == self.label):
             # Labels in text are numbers, or names of classes, or both: names and -100 for examples to leave out.
-            with suppress(pa.ArrowInvalid):
-                column = column.cast("float64")
+            with suppress(pa.ArrowInvalid, pa.ArrowNotImplementedError):
+                column = column if kinds.is_floating(column.type) else column.cast("float64")
+        if is_number and not kinds.is_floating(column.type):
+            raise ValueError(f"{self.path}: `{name}` must hold numbers, got {column.type}. Save it as numbers.")
         if kinds.is_primitive(column.type) and not (self.delimiter and kinds.is_temporal(column.type)):
             values = np.asarray(column.to_numpy())
             if values.dtype.kind in "fiubM":
                 return values
-        if kinds.is_binary(column.type) or kinds.is_large_binary(column.type):
-            return None
-        with suppress(pa.ArrowNotImplementedError):
-            return np.asarray(pc.fill_null(column.cast("string"), "").to_numpy()).astype(str)
+        with suppress(pa.ArrowNotImplementedError, pa.ArrowInvalid):
+            if not kinds.is_binary(column.type):
+                return np.asarray(pc.fill_null(column.cast("string"), "").to_numpy()).astype(str)
         return None
 
 
@@ -211,10 +203,8 @@ def open_table(path: Path, *, prob_column: str | None = None, label_column: str 
     table = _open_csv(path, prob_column) if path.suffix.lower() == ".csv" else _open_parquet(path, prob_column)
     if label_column is not None:
         lookup(dict.fromkeys(table.names), label_column, kind=f"column of {path}")
-        return replace(table, label=label_column)
-    if any(name in table.names for name in _LABELS):
-        return table
-    return replace(table, label=next((name for name in _OTHER_LABELS if name in table.names), ""))
+    found = (name for name in (*_LABELS, "y_true", "target", "y") if name in table.names)
+    return replace(table, label=label_column or next(found, ""))
 
 
 def _open_parquet(path: Path, prob_column: str | None) -> TableFile:

@@ -105,16 +105,10 @@ def test_load_other_bytes_and_none_say_so(tmp_path: Path, ending: str) -> None:
     assert "got an empty file" in message_of(path)
 
 
-def test_load_missing_file_names_the_nearest(tmp_path: Path, good: Predictions) -> None:
-    assert message_of(tmp_path / "godo.csv").endswith(f"Did you mean {tmp_path / 'good.csv'}?")
+def test_load_missing_file_or_folder_says_so(tmp_path: Path) -> None:
     for path in (tmp_path / "zzz.csv", tmp_path / "nowhere" / "x.csv"):
         assert f"there is no such file. Looked in {path.parent}" in message_of(path)
-
-
-def test_load_folder_says_so(tmp_path: Path) -> None:
-    assert message_of(tmp_path).endswith("got a folder. Name a file in it.")
-    (tmp_path / "test.npz").touch()
-    assert f"Name a file in it, such as {tmp_path / 'test.npz'}." in message_of(tmp_path)
+    assert "got a folder" in message_of(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["x.cvs", "x", "x.csv.gz"])
@@ -126,19 +120,19 @@ def test_load_another_ending_lists_those_there_are(tmp_path: Path, name: str) ->
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ({"labels": [0]}, "must hold `logits` or `probs` .* found labels"),
-        ({"probs": EYE, "city": [1, 2]}, "must hold `labels` .* found probs"),
-        ({"probs": EYE, "logits": EYE, "labels": [0, 1]}, "either `logits` or `probs` once, got probs, logits"),
-        ({"probs": EYE, "labels": [0, 1], "label": [0, 1]}, "must hold labels, .* once, got probs, labels, label"),
+        ({"labels": [0]}, "must hold `labels` .* either `logits` or `probs` .* got labels"),
+        ({"probs": EYE, "city": [1, 2]}, "must hold `labels` .* got probs, city"),
+        ({"probs": EYE, "logits": EYE, "labels": [0, 1]}, "once, got probs, logits"),
+        ({"probs": EYE, "labels": [0, 1], "label": [0, 1]}, "once, got probs, labels, label"),
         ({"probs": EYE, "labels": ["cat", "dog"]}, "class indices 0, 1, 2, …, got 'cat'"),
         ({"probs": EYE, "labels": [0, 0.5]}, "got 0.5 in row 1"),
         ({"probs": EYE, "labels": [0, -1]}, r"\[0, 1\], got -1. Pass `ignore_index=-1` .* \(`--ignore-index -1`\)"),
         ({"probs": EYE * 0.9, "labels": [0, 1]}, "must sum to 1 .* Normalise"),
         ({"probs": [[np.nan, 1], [0, 1]], "labels": [0, 1]}, "`probs` must be finite, got nan in row 0"),
-        ({"logits": [["a", "b"]], "labels": [0]}, "`logits` must hold numbers"),
+        ({"logits": [["a", "b"]], "labels": [0]}, "`logits` must be .* numbers"),
         ({"logits": np.ones((0, 2)), "labels": np.zeros(0)}, "at least one example"),
-        ({"logits": EYE, "labels": [0, 1], "split": ["val", "test"]}, "the same in every row, got 'test', 'val'"),
-        ({"logits": EYE, "labels": [0, 1], "weights": ["a", "b"]}, "`weights` must hold numbers"),
+        ({"logits": EYE, "labels": [0, 1], "split": ["val", "test"]}, "the same in every row, got test, val"),
+        ({"logits": EYE, "labels": [0, 1], "weights": ["a", "b"]}, "`weights` must be .* numbers"),
         ({"logits": EYE, "labels": [0, 1], "class_names": ["a"]}, "`class_names` must hold C = 2 names, got 1"),
     ],
 )
@@ -150,19 +144,18 @@ def test_npz_bad_content_says_what_and_where(tmp_path: Path, content: dict[str, 
 CSV_CASES = [
     ("p0,p1,label\n", "at least one row"),
     ("0.1,0.9,1\n0.2,0.8,1\n", "the first line must name the columns"),
-    ("p0,p1,city\n1,0,x\n", "must hold `labels` (column `label` in a table)"),
-    ("a,b,label\n1,0,0\n", "must hold `logits` or `probs`"),
-    ("p0,p2,p4,label\n1,0,0,0\n", "without a gap, got none named p1"),
+    ("p0,p1,city\n1,0,x\n", "must hold `labels` (column `label`)"),
+    ("a,b,label\n1,0,0\n", "either `logits` or `probs`"),
+    ("p0,p2,p4,label\n1,0,0,0\n", "without a gap"),
     ("p0,label\n1,0\n", "must be two or more"),
     ("score,prob,label\n1,0,0\n", "must hold scores of one kind, got `prob` and `score`"),
-    ("p0,p1,p99999999999,label\n1,0,0,0\n", "got none named p2"),
-    ("p0,p0,label\n1,0,0\n", "got `p0` twice"),
+    ("p0,p1,p99999999999,label\n1,0,0,0\n", "without a gap"),
+    ("p0,p0,label\n1,0,0\n", "a name of its own"),
     ("p0,p1,label\n0.5,0.5,0\n1,x,0\n", "column #1: Row #3: CSV conversion error to double: invalid value 'x'"),
     ("p0;p1;label\n0,9;0,1;0\n", "numbers such as 0.25 for scores and weights, got: In CSV column #0: Row #2"),
     ("p0,p1,label\n1,0,cat\n", "class indices 0, 1, 2, …, got 'cat' in row 0. Give indices"),
-    ("p0,p1,label,weight,sample_weight\n1,0,0,1,1\n", "must hold labels, weights and either `logits` or `probs` once"),
+    ("p0,p1,label,weight,sample_weight\n1,0,0,1,1\n", "once, got"),
     ("p0,p1,label\n1,0\n", "Row #2: Expected 3 columns, got 2"),
-    ("p0,p1,label,split\n1,0,0,val\n0,1,1,test\n", "`split` must be the same in every row"),
     ("p0,p1,label,calibrant\n1,0,0,{\n", "`calibrant` must hold what `save_predictions` wrote"),
     ('p0,p1,label,calibrant\n1,0,0,"{""dtype"": ""int8""}"\n', "`calibrant` must hold what"),
     ('p0,p1,label,a,calibrant\n1,0,0,x,"{""columns"": {""a"": ""O""}}"\n', "`calibrant` must hold what"),
@@ -181,7 +174,7 @@ def test_csv_bad_content_says_what_and_where(tmp_path: Path, text: str, said: st
     [
         ({"p0": [0.5], "p1": ["x"], "label": [0]}, "`p1` must hold numbers, got string"),
         ({"p0": [[0.5]], "p1": [0.5], "label": [0]}, "`p0` must hold numbers, got list"),
-        ({"probs": [[0.5, 0.5], [1.0]], "label": [0, 1]}, "got rows of 2, 1 scores"),
+        ({"probs": [[0.5, 0.5], [1.0]], "label": [0, 1]}, "one score for each class"),
         ({"p0": [0.5], "p1": [0.5], "probs": [[0.5, 0.5]], "label": [0]}, "must hold scores of one kind, got `probs` and `p0`"),
         ({"p0": pa.array([], "float64"), "p1": pa.array([], "float64")}, "at least one row"),
     ],
@@ -233,6 +226,28 @@ def test_npz_unused_key_is_not_inflated(tmp_path: Path) -> None:
     assert peak < 10e6  # the key takes 32 MB
 
 
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        {"split": np.zeros(10**7, dtype="S1")},
+        {"split": np.array("x" * 10**6)},
+        {"class_names": np.array(["a", "b" * 10**6])},
+        {"weights": np.ones(4 * 10**6)},
+        {"labels": np.zeros(4 * 10**6)},
+        {"city": np.array(["a", "b" * 10**6])},
+    ],
+    ids=lambda bomb: next(iter(bomb)),
+)
+def test_npz_key_of_more_than_the_scores_is_not_inflated(tmp_path: Path, bomb: dict[str, object]) -> None:
+    path = tmp_path / "x.npz"
+    np.savez_compressed(path, **{"logits": EYE, "labels": np.array([0, 1])} | bomb)
+    tracemalloc.start()
+    assert f"`{next(iter(bomb))}` must not hold more than the scores do" in message_of(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2e6
+
+
 @pytest.mark.parametrize("ending", ["csv", "parquet"])
 def test_wide_table_takes_time_in_proportion_to_its_width(tmp_path: Path, ending: str) -> None:
     width, path = 20_000, tmp_path / f"x.{ending}"
@@ -249,7 +264,7 @@ def test_class_names_that_repeat_are_refused_where_labels_are_names(tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("name", "values", "rule"),
-    [("label", [1, 2], "must not be named `label`"), ("logit12", [1, 2], "must not be named"), ("z", [1j, 2], "`z` must hold")],
+    [("label", [1, 2], "column `label`"), ("logit12", [1, 2], "name of its own"), ("z", [1j, 2], "`z` must hold numbers")],
 )
 def test_save_column_that_could_not_be_read_back_raises(tmp_path: Path, name: str, values: list[complex], rule: str) -> None:
     predictions = Predictions(probs=EYE, labels=[0, 1], columns={name: np.array(values)})
