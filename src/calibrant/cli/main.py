@@ -315,7 +315,7 @@ def report(
 
 
 @app.command(cls=Command, short_help="Find confidence thresholds with a guaranteed error.")
-@runs("decide:decide")
+@runs("repair:decide")
 def decide(
     fit: Annotated[Path, typer.Argument(metavar="VAL", help="Predictions to learn on; not those of the test set.")],
     file: Annotated[Path, typer.Argument(metavar="TEST", help="Predictions to try it on.")],
@@ -331,7 +331,7 @@ def decide(
 
 
 @app.command(cls=Command, short_help="Watch predictions over time; an alarm when they stop being calibrated.")
-@runs("monitor:monitor_stream")
+@runs("measure:monitor_stream")
 def monitor(
     paths: Annotated[list[Path], typer.Argument(metavar="PATH", help="Files of predictions, or folders of them.")],
     time: Annotated[str, typer.Option(metavar="COLUMN", help="Column of dates, or NAME of folders NAME=DATE.")] = "date",

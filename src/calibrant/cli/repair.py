@@ -1,10 +1,11 @@
-"""``calibrant repair``: fit on one file, repair another, and show what that changed."""
+"""``calibrant repair``, ``apply`` and ``decide``: fit on one file, repair or decide on another, and show what that changed."""
 
 from __future__ import annotations
 
 import json
 import warnings
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from calibrant.cli.measure import Request, predictions_in, show_side_by_side, te
 from calibrant.cli.terminal import Row, Terminal, check_destination, fit_table, say, show_heading, show_prose
 from calibrant.core.records import Predictions
 from calibrant.core.scores import Estimate, without_nan
+from calibrant.decisions import promise_table
 from calibrant.io import rewrite_predictions, save_predictions
 from calibrant.io.files import atomic_writer
 from calibrant.io.predictions import FORMATS
@@ -150,3 +152,34 @@ def _to_json(done: Repaired, method: str) -> str:
     sides = {"before": done.before.to_dict(), "after": done.after.to_dict(), "paired": tests_to_dict(done.paired)}
     data |= {"learned": learned, "preserves_accuracy": done.fitted.preserves_accuracy, **sides}
     return json.dumps(without_nan(data), indent=2, allow_nan=False)
+
+
+def decide(
+    fit: Path,
+    file: Path,
+    *,
+    max_errors: Sequence[float] | None,
+    delta: float,
+    class_names: Path | None,
+    ignore_index: int | None,
+    as_json: bool,
+) -> None:
+    """Learn thresholds on ``fit``, try them on ``file`` and print both; ``max_errors`` as in `promise_table`."""
+    given, tried = load_pair(fit, file, Request(class_names=class_names, ignore_index=ignore_index))
+    promises = promise_table(given, tried, max_errors=max_errors, delta=delta)
+    if as_json:
+        say(json.dumps(without_nan([asdict(promise) for promise in promises]), indent=2, allow_nan=False))
+        return
+    console = Terminal()
+    show_heading(console, "Answer only when sure", f"learned on {len(given):,} examples of {fit.name}, tried on {file.name}")
+    rows: list[Row] = []
+    for promise in promises:
+        found = ["cannot be guaranteed", "", ""]
+        if promise.threshold is not None:
+            shares = [write_value(share, "%") for share in (promise.coverage, promise.error)]
+            found = [f"{100 * promise.threshold:.6g}%", *shares]
+        rows.append([f"{100 * promise.max_error:.4g}%", *found])
+    console.print(fit_table(("Error at most", "If surer than", "Answered", "Error here"), rows, width=console.width))
+    console.print()
+    sure = f"With {100 * (1 - delta):g}% probability for each row, the error among its answers is at most the first column"
+    show_prose(console, f"{sure}, as long as examples are drawn like those of {fit.name}.")

@@ -19,8 +19,8 @@ from calibrant.core.checks import ArrayLike, check_count, check_label_values, re
 from calibrant.core.records import Column
 from calibrant.core.registry import lookup
 from calibrant.data.image_set import DataSet, ImageSet, channel_statistics, held_out_rows
-from calibrant.io.arrays import npz_headers, read_npz
 from calibrant.io.files import check_readable
+from calibrant.io.predictions import npz_headers, read_npz
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -27,8 +27,8 @@ import pyarrow.types as kinds
 
 from calibrant.core.records import Column
 from calibrant.core.registry import lookup
-from calibrant.io.arrays import EXTRAS_KEY, SCORE_COLUMN, Extras, Fields
 from calibrant.io.files import decoding
+from calibrant.io.predictions import EXTRAS_KEY, SCORE_COLUMN, Extras, Fields
 
 # The only score column of a binary problem: of the positive class.
 _BINARY = dict.fromkeys(("p1", "p", "prob", "probability", "score", "y_score", "y_prob"), "probs")
