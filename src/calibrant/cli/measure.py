@@ -392,16 +392,21 @@ def _bias(entry: ClassScore) -> str:
     return "predicted too often" if entry.signed_gap > 0 else "predicted too rarely"
 
 
-def parts_table(head: str, parts: Mapping[str, Scores], *, width: int) -> Table:
-    """The main numbers of every group of examples, or of every file."""
+def parts_table(
+    head: str, parts: Mapping[str, Scores], *, width: int, more: Mapping[str, Sequence[str | Text]] | None = None
+) -> Table:
+    """The main numbers of every group of examples, or of every file, and ``more`` columns; by default how they are off."""
+    last = more or {"": [_direction(part) for part in parts.values()]}
     rows: list[Row] = []
-    for name, part in parts.items():
+    for (name, part), cells in zip(parts.items(), zip(*last.values(), strict=True), strict=True):
         key, null = main_error(part)
         ece = _value(write_value(part[key].value, "%"), True)
-        about = (_dim(write_interval(part[key], "%")), _dim(write_value(null.mean, "%")), _direction(part))
-        rows.append([name or "(empty)", f"{part.n:,}", write_value(part["error"].value, "%"), ece, *about])
+        chance = (_dim(write_interval(part[key], "%")), _dim(write_value(null.mean, "%")))
+        rows.append([name or "(empty)", f"{part.n:,}", write_value(part["error"].value, "%"), ece, *chance, *cells])
     error = "Binary ECE" if any(part.positive for part in parts.values()) else "ECE"
-    return fit_table((head, "Examples", "Error", error, _INTERVAL, "If calibrated", ""), rows, width=width, drop=(5, 4, 6, 2))
+    return fit_table(
+        (head, "Examples", "Error", error, _INTERVAL, "If calibrated", *last), rows, width=width, drop=(5, 4, 6, 2)
+    )
 
 
 def _direction(scores: Scores) -> Text:
@@ -479,27 +484,18 @@ def read_times(file: Path, time: str, request: Request) -> Iterator[tuple[Predic
 
 def show_windows(watched: Watched) -> None:
     """Print a line for every window, and what they come to."""
-    console = Terminal()
-    rows: list[Row] = [
-        [
-            window.name,
-            f"{window.scores.n:,}",
-            write_value(window.scores["error"].value, "%"),
-            Text(write_value(window.scores["ece"].value, "%"), style="bold"),
-            Text(write_interval(window.scores["ece"], "%"), style="dim"),
-            Text(write_value(window.scores.ece_if_calibrated.mean, "%"), style="dim"),
-            write_value(window.bias.value, "%", signed=True),
-            f"{window.evidence:,.2f}" if window.evidence < 1e4 else "over 10,000",
-            Text("alarm" if window.alarm else "", style="bold red"),
-        ]
-        for window in watched.windows
-    ]
-    headers = ("Window", "Examples", "Error", "ECE", "95% interval", "If calibrated", "Bias", "Evidence", "")
-    console.print(fit_table(headers, rows, width=console.width, drop=(5, 4, 2)))
+    console, windows = Terminal(), watched.windows
+    more: dict[str, list[str | Text]] = {
+        "Bias": [write_value(window.bias.value, "%", signed=True) for window in windows],
+        "Evidence": [f"{window.evidence:,.2f}" if window.evidence < 1e4 else "over 10,000" for window in windows],
+        "": [Text("alarm" if window.alarm else "", style="bold red") for window in windows],
+    }
+    found = {window.name: window.scores for window in windows}
+    console.print(parts_table("Window", found, width=console.width, more=more))
     console.print()
     first, off = watched.first_alarm, f"{100 * watched.tolerance:g} points"
     if first is None:
-        quiet = f"No alarm: these {len(rows)} windows do not prove that probabilities are off by more than {off}."
+        quiet = f"No alarm: these {len(windows)} windows do not prove that probabilities are off by more than {off}."
         show_prose(console, quiet, style="bold")
     else:
         chance = f"An alarm without cause, in any window, has a chance of {100 * watched.false_alarms:g}% at most."

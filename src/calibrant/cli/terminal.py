@@ -118,8 +118,9 @@ def progress_bar(text: str, total: float | None) -> Iterator[Callable[[float], N
 
 def check_destination(out: Path, endings: Collection[str]) -> None:
     """Raise before a long computation if its result could not be written to ``out``, whose name may have these endings."""
-    if out.suffix.lower() not in endings:
-        raise ValueError(f"{out}: the file name must end in {', '.join(endings)}, got {out.suffix or 'no ending'!r}.")
+    from calibrant.io.files import check_ending  # with all of `io`, which takes a while
+
+    check_ending(out, endings)
     if not out.resolve().parent.is_dir():
         raise FileNotFoundError(f"{out}: the folder {out.parent} must exist before a file is written to it. Create it first.")
 

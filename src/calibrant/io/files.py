@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path
@@ -25,6 +25,14 @@ def check_readable(path: str | Path, *, content: str = "predictions") -> None:
         raise FileNotFoundError(f"{path}: there is no such file. Looked in {given.parent.resolve()}.")
     if given.stat().st_size == 0:
         raise ValueError(f"{path}: must hold {content}, got an empty file. Write it again.")
+
+
+def check_ending(path: str | Path, endings: Collection[str]) -> str:
+    """Return the ending of a file name; raise unless it is one of these."""
+    ending = Path(path).suffix.lower()
+    if ending in endings:
+        return ending
+    raise ValueError(f"{path}: the file name must end in {', '.join(endings)}, got {ending or 'no ending'!r}.")
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from calibrant.core.checks import SUM_TOLERANCE, ArrayLike, check_count, to_tensor
 from calibrant.core.records import Column, Predictions, both_classes
-from calibrant.io.files import atomic_writer, check_readable, decoding
+from calibrant.io.files import atomic_writer, check_ending, check_readable, decoding
 
 if TYPE_CHECKING:
     from calibrant.io.table import TableFile
@@ -150,7 +150,7 @@ def survey_predictions(
 ) -> TableFile | None:
     """Return rows, classes and columns of a ``.parquet`` or ``.csv`` file by its head alone; None for formats read whole."""
     check_readable(path)
-    if _ending_of(path) in (".npz", ".pt"):
+    if check_ending(path, FORMATS) in (".npz", ".pt"):
         return None
     from calibrant.io.table import open_table
 
@@ -197,7 +197,7 @@ def _to_fields(predictions: Predictions) -> tuple[Fields, Extras]:
 
 
 def _write(fields: Fields, extras: Extras, path: str | Path) -> None:
-    ending = _ending_of(path)
+    ending = check_ending(path, FORMATS)
     with atomic_writer(path) as handle:
         if ending == ".npz":
             write_npz(fields, extras, handle)
@@ -254,13 +254,6 @@ def iter_prediction_batches(
                 fields, table.extras, path=path, first_row=first_row, ignore_index=ignore_index, class_names=class_names
             )
         first_row += len(labels)
-
-
-def _ending_of(path: str | Path) -> str:
-    ending = Path(path).suffix.lower()
-    if ending in FORMATS:
-        return ending
-    raise ValueError(f"{path}: the file name must end in {', '.join(FORMATS)}, got {ending or 'no ending'!r}.")
 
 
 def _to_predictions(

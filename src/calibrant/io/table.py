@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -200,38 +199,35 @@ def open_table(path: Path, *, prob_column: str | None = None, label_column: str 
         prob_column: Column that holds the probability of the positive class; found by its name if not given.
         label_column: Column that holds the labels; found by its name if not given.
     """
-    table = _open_csv(path, prob_column) if path.suffix.lower() == ".csv" else _open_parquet(path, prob_column)
+    names, rows, said, delimiter = (_csv_head if path.suffix.lower() == ".csv" else _parquet_head)(path)
+    kind, scores = find_scores(names, path=path, prob_column=prob_column)
     if label_column is not None:
-        lookup(dict.fromkeys(table.names), label_column, kind=f"column of {path}")
-    found = (name for name in (*_LABELS, "y_true", "target", "y") if name in table.names)
-    return replace(table, label=label_column or next(found, ""))
+        lookup(dict.fromkeys(names), label_column, kind=f"column of {path}")
+    label = label_column or next((name for name in (*_LABELS, "y_true", "target", "y") if name in names), "")
+    return TableFile(path, names, kind, scores, Extras.from_json(said, path=path), rows, delimiter, label)
 
 
-def _open_parquet(path: Path, prob_column: str | None) -> TableFile:
+def _parquet_head(path: Path) -> tuple[list[str], int, str, str]:
+    """Names of the columns, number of rows, text of the `Extras`, and no delimiter."""
     with decoding(path), pq.ParquetFile(path) as file:
         schema, rows = file.schema_arrow, int(file.metadata.num_rows)
-    said = (schema.metadata or {}).get(EXTRAS_KEY.encode(), b"").decode(errors="replace")
-    scores = find_scores(schema.names, path=path, prob_column=prob_column)
-    return TableFile(path, schema.names, *scores, Extras.from_json(said, path=path), rows)
+    return schema.names, rows, (schema.metadata or {}).get(EXTRAS_KEY.encode(), b"").decode(errors="replace"), ""
 
 
-def _open_csv(path: Path, prob_column: str | None) -> TableFile:
+def _csv_head(path: Path) -> tuple[list[str], int, str, str]:
+    """Names of the columns, about how many rows there are, text of the `Extras`, and the delimiter."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as handle:
             line = handle.readline()
             delimiter = max(",;\t", key=line.count)
             names = [name.strip() for name in next(csv.reader([line], delimiter=delimiter), [])]
-            first = next(csv.reader(handle, delimiter=delimiter), [])
+            first = dict(zip(names, next(csv.reader(handle, delimiter=delimiter), []), strict=False))
     except (UnicodeDecodeError, csv.Error) as error:
         raise _not_a_table(path, error) from None
-    kind, scores = find_scores(names, path=path, prob_column=prob_column)
-    if not scores and re.match(r"\s*-?[\d.]", line):
-        raise ValueError(f"{path}: the first line must name the columns (p0, p1, …, label), got {line.strip()[:60]!r}.")
-    said = first[names.index(EXTRAS_KEY)] if EXTRAS_KEY in names and len(first) == len(names) else ""
     with path.open("rb") as binary:
         sample = binary.read(_SAMPLE_BYTES)
     rows = max(round(path.stat().st_size / len(sample) * sample.count(b"\n")) - 1, 0)
-    return TableFile(path, names, kind, scores, Extras.from_json(said, path=path), rows, delimiter)
+    return names, rows, first.get(EXTRAS_KEY, ""), delimiter
 
 
 def _not_a_table(path: Path, error: Exception) -> ValueError:
@@ -255,23 +251,20 @@ def text_precision(fields: Fields) -> Fields:
 
 def write_table(fields: Fields, extras: Extras, handle: BinaryIO, *, as_text: bool) -> None:
     """Write a table with what its columns cannot say as JSON: in the schema, or in the first row of a last column of text."""
-    columns = _to_columns(fields)
-    rows = len(next(iter(columns.values())))
+    table = pa.table(_to_columns(fields))
     if not as_text:
-        table = pa.table(columns).replace_schema_metadata({EXTRAS_KEY: extras.to_json()})
+        table = table.replace_schema_metadata({EXTRAS_KEY: extras.to_json()})
         pq.write_table(table, handle, row_group_size=2 * _WRITE_ROWS)
         return
     if extras.dtype == "float64" and text_precision(fields).get("probs") is fields.get("probs"):
         extras = extras._replace(dtype=None)
     if said := extras.to_json():
-        columns[EXTRAS_KEY] = np.array([said] + [""] * (rows - 1), dtype=object)
+        table = table.append_column(EXTRAS_KEY, [[said] + [""] * (table.num_rows - 1)])
     # pyarrow would put every name in quotes.
     header = io.StringIO(newline="")
-    csv.writer(header, lineterminator="\n").writerow(columns)
+    csv.writer(header, lineterminator="\n").writerow(table.column_names)
     handle.write(header.getvalue().encode())
-    for start in range(0, rows, _WRITE_ROWS):
-        part = {name: values[start : start + _WRITE_ROWS] for name, values in columns.items()}
-        pacsv.write_csv(pa.table(part), handle, pacsv.WriteOptions(include_header=False))
+    pacsv.write_csv(table, handle, pacsv.WriteOptions(include_header=False))
 
 
 def _to_columns(fields: Fields) -> Fields:
@@ -281,13 +274,9 @@ def _to_columns(fields: Fields) -> Fields:
     # float16 is rare in tables and not understood by every reader; the precision is kept beside the data.
     scores = scores.astype(np.float32) if scores.dtype == np.float16 else scores
     columns: Fields = {f"{prefix}{k}": np.ascontiguousarray(scores[:, k]) for k in range(scores.shape[1])}
-    if "labels" in fields:
-        columns["label"] = fields["labels"]
-    if "split" in fields:
-        columns["split"] = np.full(len(scores), str(fields["split"]))
-    if "weights" in fields:
-        columns["weight"] = fields["weights"]
     for name, values in fields.items():
-        if name not in _NOT_SLICED and name != "class_names":
-            columns[name] = values.astype(str) if values.dtype.kind == "M" else values
+        if name not in (kind, "class_names"):
+            column = np.full(len(scores), str(values)) if name == "split" else values
+            as_known = {"labels": "label", "weights": "weight"}.get(name, name)
+            columns[as_known] = column.astype(str) if column.dtype.kind == "M" else column
     return columns

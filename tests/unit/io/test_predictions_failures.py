@@ -143,7 +143,7 @@ def test_npz_bad_content_says_what_and_where(tmp_path: Path, content: dict[str, 
 
 CSV_CASES = [
     ("p0,p1,label\n", "at least one row"),
-    ("0.1,0.9,1\n0.2,0.8,1\n", "the first line must name the columns"),
+    ("0.1,0.9,1\n0.2,0.8,1\n", "got 0.1, 0.9, 1"),
     ("p0,p1,city\n1,0,x\n", "must hold `labels` (column `label`)"),
     ("a,b,label\n1,0,0\n", "either `logits` or `probs`"),
     ("p0,p2,p4,label\n1,0,0,0\n", "without a gap"),
