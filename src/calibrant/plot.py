@@ -12,18 +12,16 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from torch import Tensor
-
-from calibrant.core.binning import equal_width_bins, top_label
+from calibrant.core.binning import equal_width_bins, equal_width_edges, means_of_sums, top_label
 from calibrant.core.checks import ArrayLike
 from calibrant.core.records import Predictions, as_predictions
 from calibrant.core.scores import Scores
 from calibrant.core.summary import summarize
-from calibrant.metrics.diagram import PALETTE, known_share
+from calibrant.metrics.diagram import PALETTE, draw_diagram, known_share
 from calibrant.metrics.measure import class_scores
 from calibrant.metrics.verdict import table_rows, verdict, write_estimate
-from calibrant.report.reliability import ReliabilityPanel, draw_panel, intervals_of
-from calibrant.report.rows import Style, styles_of
+from calibrant.report.reliability import ReliabilityPanel, panel_of_bins
+from calibrant.report.rows import styles_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,10 +49,9 @@ def reliability(probs: Said, labels: ArrayLike | None = None, *, n_bins: int = 1
         'ECE 45.00%, error 50.00%'
     """
     panel, ax = _panel(probs, labels, n_bins=n_bins, where="plot.reliability"), _axes(ax)
-    draw_panel(ax, panel)
-    ax.set(xlabel="confidence", ylabel="accuracy", title=f"ECE {100 * panel.ece:.2f}%, error {100 * panel.error:.2f}%")
-    ax.legend(loc="upper left", frameon=False, fontsize="small")
-    return ax
+    draw_diagram(ax, panel.bins, panel.intervals)
+    title = f"ECE {100 * panel.ece:.2f}%, error {100 * panel.error:.2f}%"
+    return _finish(ax, xlabel="confidence", ylabel="accuracy", title=title)
 
 
 def confidence_histogram(probs: Said, labels: ArrayLike | None = None, *, n_bins: int = 20, ax: Axes | None = None) -> Axes:
@@ -64,17 +61,14 @@ def confidence_histogram(probs: Said, labels: ArrayLike | None = None, *, n_bins
     Arguments as in `reliability`.
     """
     bins, ax = _panel(probs, labels, n_bins=n_bins, where="plot.confidence_histogram").bins, _axes(ax)
-    right = bins.count * bins.accuracy
-    bars = {"right": (right, 0 * right, PALETTE["sky"]), "wrong": (bins.count - right, right, PALETTE["vermillion"])}
-    for name, (height, bottom, color) in bars.items():
-        look: dict[str, Any] = {"align": "edge", "color": color, "edgecolor": "white", "linewidth": 0.4, "label": name}
-        left, width = bins.edges[:-1].numpy(), bins.edges.diff().numpy()
-        ax.bar(left, height.numpy(), width=width, bottom=bottom.numpy(), **look)
+    left, width = bins.edges[:-1].numpy(), bins.edges.diff().numpy()
+    right = (bins.count * bins.accuracy).numpy()
+    look: dict[str, Any] = {"align": "edge", "edgecolor": "white", "linewidth": 0.4}
+    ax.bar(left, right, width, color=PALETTE["sky"], label="right", **look)
+    ax.bar(left, bins.count.numpy() - right, width, right, color=PALETTE["vermillion"], label="wrong", **look)
     ax.axvline(float(bins.weight @ bins.confidence), color="black", linestyle=":", label="mean confidence")
     ax.axvline(float(bins.weight @ bins.accuracy), color=PALETTE["blue"], label="accuracy")
-    ax.set(xlim=(0, 1), xlabel="confidence", ylabel="examples")
-    ax.legend(loc="upper left", frameon=False, fontsize="small")
-    return ax
+    return _finish(ax, xlim=(0, 1), xlabel="confidence", ylabel="examples")
 
 
 def per_class(
@@ -96,16 +90,12 @@ def per_class(
         n_bins: Number of equal-width bins.
         ax: Where to draw; a new figure by default.
     """
-    given, ax = as_predictions(probs, labels, where="plot.per_class"), _axes(ax)
+    given = as_predictions(probs, labels, where="plot.per_class")
     summary = summarize(given, n_bins=n_bins, keep=None)
-    found = {entry.index: entry for entry in class_scores(summary, names=given.class_names)}
-    shown = [found[k] for k in (list(found)[:_WORST] if classes is None else classes)]
-    styles = styles_of((entry.name, "") for entry in shown)
-    for entry in shown:
-        count, probability, times = (part[entry.index] for part in summary.by_class)
-        label = f"{entry.name} ({100 * entry.ece:.2f}%)"
-        _draw_curve(ax, count, probability / count, times / count, styles[entry.name, ""], label)
-    return _finish(ax, xlabel="probability of the class", ylabel="frequency of the class")
+    shown = [entry.index for entry in class_scores(summary)][:_WORST] if classes is None else classes
+    names, edges = given.class_names or range(given.num_classes), equal_width_edges(n_bins)
+    panels = [panel_of_bins(means_of_sums(edges, *summary.by_class[:, k]), weighted=True, label=str(names[k])) for k in shown]
+    return _draw_curves(panels, ax, xlabel="probability of the class", ylabel="frequency of the class")
 
 
 def compare(models: Mapping[str, Said], labels: ArrayLike | None = None, *, n_bins: int = 15, ax: Axes | None = None) -> Axes:
@@ -119,13 +109,11 @@ def compare(models: Mapping[str, Said], labels: ArrayLike | None = None, *, n_bi
         n_bins: Number of equal-width bins.
         ax: Where to draw; a new figure by default.
     """
-    ax, styles = _axes(ax), styles_of((name, "") for name in models)
-    for name, said in models.items():
-        own = None if isinstance(said, Predictions | Scores) else labels
-        panel = _panel(said, own, n_bins=n_bins, where="plot.compare")
-        bins = panel.bins
-        _draw_curve(ax, bins.count, bins.confidence, bins.accuracy, styles[name, ""], f"{name} (ECE {100 * panel.ece:.2f}%)")
-    return _finish(ax, xlabel="confidence", ylabel="accuracy")
+    own = {name: None if isinstance(said, Predictions | Scores) else labels for name, said in models.items()}
+    panels = [
+        _panel(said, own[name], n_bins=n_bins, where="plot.compare")._replace(label=name) for name, said in models.items()
+    ]
+    return _draw_curves(panels, ax, xlabel="confidence", ylabel="accuracy")
 
 
 def before_after(
@@ -170,21 +158,22 @@ def _panel(said: Said, labels: ArrayLike | None, *, n_bins: int, where: str) -> 
     else:
         given = as_predictions(said, labels, where=where)
         bins, weighted = equal_width_bins(top_label(given, where=where), n_bins=n_bins), given.weights is not None
-    error, ece = float(1 - bins.weight @ bins.accuracy), float(bins.weight @ bins.gap.abs())
-    return ReliabilityPanel("", error, ece, bins, None if weighted else intervals_of(bins))
+    return panel_of_bins(bins, weighted=weighted)
 
 
-def _draw_curve(ax: Axes, count: Tensor, x: Tensor, y: Tensor, style: Style, label: str) -> None:
-    """Draw a line through the bins that hold examples; the larger a point, the more is known of it."""
-    filled = count > 0
-    at = (x[filled].numpy(), y[filled].numpy())
-    ax.plot(*at, color=style.color, linestyle=style.line, linewidth=1.2)
-    ax.scatter(*at, s=36 * known_share(count[filled]), color=style.color, marker=style.marker, zorder=3)
-    ax.plot([], [], label=label, **style.options())
-
-
-def _finish(ax: Axes, **names: str) -> Axes:
+def _draw_curves(panels: Sequence[ReliabilityPanel], ax: Axes | None, **names: str) -> Axes:
+    """Draw a line for each panel through its bins that hold examples; the larger a point, the more is known of it."""
+    ax, styles = _axes(ax), styles_of((panel.label, "") for panel in panels)
+    for panel in panels:
+        style, filled = styles[panel.label, ""], panel.bins.count > 0
+        at = (panel.bins.confidence[filled].numpy(), panel.bins.accuracy[filled].numpy())
+        ax.plot(*at, color=style.color, linestyle=style.line, label=f"{panel.label} (ECE {100 * panel.ece:.2f}%)")
+        ax.scatter(*at, s=36 * known_share(panel.bins.count[filled]), color=style.color, marker=style.marker, zorder=3)
     ax.plot([0, 1], [0, 1], color="black", linestyle="--", linewidth=1, zorder=1)
-    ax.set(xlim=(0, 1), ylim=(0, 1), **names)
+    return _finish(ax, xlim=(0, 1), ylim=(0, 1), **names)
+
+
+def _finish(ax: Axes, **names: Any) -> Axes:
+    ax.set(**names)
     ax.legend(loc="upper left", frameon=False, fontsize="small")
     return ax

@@ -66,7 +66,7 @@ def test_per_class_shows_the_worst_or_those_asked_for() -> None:
     ax = plot.per_class(probs, labels, classes=[1], n_bins=10)
     (points,) = curves(ax)
     np.testing.assert_allclose(points, [(0.1, 0.5), (0.8, 1.0)])
-    assert names(ax) == ["1 (30.00%)"]
+    assert names(ax) == ["1 (ECE 30.00%)"]
     worst = [entry.name for entry in measure(TEST, by_class=True, n_resamples=100).classes]
     assert [name.split(" ")[0] for name in names(plot.per_class(TEST))] == worst
 

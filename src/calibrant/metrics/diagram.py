@@ -1,17 +1,19 @@
-"""The reliability diagram that a streaming metric draws of itself, and the bars that every such diagram is made of.
+"""The reliability diagram: the bars that all of them are made of, and the one that a streaming metric draws of itself.
 
 Figures of comparisons live in `calibrant.report`; they use these bars.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from calibrant.core.records import Bins
-from calibrant.metrics.intervals import NORMAL_95
+from calibrant.metrics.intervals import NORMAL_95, rate_interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,31 +32,28 @@ PALETTE = {
     "purple": "#CC79A7",
     "grey": "#7F7F7F",
 }
-_ACCURACY, _OVER, _UNDER, _GREY = PALETTE["sky"], PALETTE["vermillion"], PALETTE["green"], "0.55"
-# Narrower bars than this many to the axis show neither outline nor hatching.
-_FEW = 50
+# More bins than these show neither outlines nor hatching, and their intervals as a band: lines would hide what they are about.
+_FEW = 20
 
 
 def draw_reliability(bins: Bins, *, title: str, ax: Axes | None = None) -> tuple[Figure | SubFigure | None, Axes]:
-    """Draw the accuracy of every confidence bin with its gap to the mean confidence, above the share of examples in it."""
+    """Draw a reliability diagram above the numbers of examples in its bins."""
     import matplotlib.pyplot as plt
     from mpl_toolkits.axes_grid1 import make_axes_locatable
 
     if ax is None:
         _, ax = plt.subplots(figsize=(4.8, 5.8), layout="tight")
     below = make_axes_locatable(ax).append_axes("bottom", size="22%", pad=0.1, sharex=ax)
-    draw_gap_bars(ax, bins)
-    ax.set(xlim=(0, 1), ylim=(0, 1), ylabel="accuracy")
-    ax.set_title(title, fontsize=10)
+    draw_diagram(ax, bins)
+    draw_counts(below, bins, most=float(bins.count.max()))
+    ax.set(ylabel="accuracy", title=title)
     ax.tick_params(labelbottom=False)
-    ax.legend(loc="upper left", fontsize=8.5, frameon=False)
-    _draw_shares(below, bins)
-    for panel in (ax, below):
-        panel.spines[["top", "right"]].set_visible(False)
+    ax.legend(loc="upper left", frameon=False, fontsize="small")
+    below.set(xlabel="confidence", ylabel="count")
     return ax.get_figure(), ax
 
 
-def draw_gap_bars(ax: Axes, bins: Bins, *, outline: float = 0.8) -> None:
+def draw_diagram(ax: Axes, bins: Bins, intervals: Tensor | None = None) -> None:
     """Draw a bar of each filled bin's accuracy and, from its top to the mean confidence, a bar of the gap; and the diagonal.
 
     A point of the diagonal at the mean confidence is where the accuracy of a calibrated model would be. The gap is positive,
@@ -64,32 +63,59 @@ def draw_gap_bars(ax: Axes, bins: Bins, *, outline: float = 0.8) -> None:
     Args:
         ax: Axes to draw in.
         bins: Equal-width bins.
-        outline: Width of the bars' outlines in points. Without, or with more than 50 bins, gaps are not hatched either: what
-            is narrower than the hatching shows none, and takes long to draw.
+        intervals: Intervals of their accuracies; see `intervals_of`.
     """
-    filled = (bins.count > 0).numpy()
-    left, width = bins.edges[:-1].numpy()[filled], bins.edges.diff().numpy()[filled]
-    accuracy, gap = bins.accuracy.numpy()[filled], bins.gap.numpy()[filled]
-    few = outline > 0 and len(bins.count) <= _FEW
-    line = outline if few else 0.0
-    known = known_share(bins.count)[filled]
     # The legend shows the first bar, which is to be the clearest.
-    order = (-known).argsort(kind="stable")
-    left, width, accuracy, gap, known = (part[order] for part in (left, width, accuracy, gap, known))
+    at = (-bins.count).argsort(stable=True)
+    at = at[bins.count[at] > 0]
+    left, width, accuracy, gap = (part[at].numpy() for part in (bins.edges[:-1], bins.edges.diff(), bins.accuracy, bins.gap))
+    known, few = known_share(bins.count[at]), len(bins.count) <= _FEW
     # Hatching tells the gaps apart in grey.
     for name, color, hatch, shown, height, bottom in (
-        ("accuracy", _ACCURACY, None, accuracy >= 0, accuracy, 0 * accuracy),
-        ("gap: over-confident", _OVER, "////", gap > 0, gap, accuracy),
-        ("gap: under-confident", _UNDER, "....", gap < 0, gap, accuracy),
+        ("accuracy", "sky", None, accuracy >= 0, accuracy, 0 * accuracy),
+        ("gap: over-confident", "vermillion", "////", gap > 0, gap, accuracy),
+        ("gap: under-confident", "green", "....", gap < 0, gap, accuracy),
     ):
         if shown.any():
-            places = {"width": width[shown], "bottom": bottom[shown], "align": "edge"}
-            bars = ax.bar(left[shown], height[shown], **places, linewidth=line, label=name)
-            for bar, part in zip(bars, known[shown], strict=True):
-                bar.set_facecolor(_tint(color, part * (1 if hatch is None else 0.25 if few else 0.6)))
-                bar.set_edgecolor("white" if hatch is None else _tint(color, part))
-                bar.set_hatch(hatch if few else None)
+            edge, fill = known[shown], 1 if hatch is None else 0.25 if few else 0.6
+            colors = {"color": _tint(color, fill * edge), "edgecolor": "white" if hatch is None else _tint(color, edge)}
+            look: dict[str, Any] = colors | {
+                "align": "edge",
+                "linewidth": 0.4 if few else 0,
+                "hatch": hatch if few else None,
+                "label": name,
+            }
+            ax.bar(left[shown], height[shown], width[shown], bottom[shown], **look)
     ax.plot([0, 1], [0, 1], color="black", linestyle="--", linewidth=1, label="perfect")
+    if intervals is not None and few:
+        look = {"color": "black", "linewidth": 0.8, "clip_on": False, "label": "95% interval"}
+        ax.vlines(bins.confidence[at].numpy(), *intervals[at].T.numpy(), **look)
+    elif intervals is not None:
+        low, high = intervals[at].T.numpy()
+        look = {"align": "edge", "color": "black", "alpha": 0.18, "linewidth": 0, "label": "95% interval"}
+        ax.bar(left, high - low, width, low, **look)
+    ax.set(xlim=(0, 1), ylim=(0, 1))
+
+
+def draw_counts(ax: Axes, bins: Bins, *, most: float) -> None:
+    """Draw the number of examples in every bin, on a logarithmic axis that holds up to ``most``."""
+    ax.bar(bins.edges[:-1].numpy(), bins.count.numpy(), bins.edges.diff().numpy(), align="edge", color="0.55", linewidth=0)
+    # Logarithmic, because most examples of a good classifier lie in the last bin, and the worst gaps where there are few.
+    ax.set(yscale="log", ylim=(0.5, 2 * most), yticks=(1, 10 ** max(1, int(math.log10(most)))))
+    ax.yaxis.set_major_formatter("{x:,g}")
+    ax.minorticks_off()
+
+
+def intervals_of(bins: Bins, *, scale: float = 1.0) -> Tensor:
+    """Wilson's 95 % intervals of the accuracies ``[M, 2]``, nan for empty bins.
+
+    Args:
+        bins: The bins.
+        scale: Independent examples to a unit of ``bins.count``: below one for examples of unequal weight.
+    """
+    rates = zip(bins.accuracy.tolist(), bins.count.tolist(), strict=True)
+    ends = [rate_interval(rate, size=count * scale) if count else (math.nan, math.nan) for rate, count in rates]
+    return torch.tensor(ends, dtype=torch.float64)
 
 
 def known_share(count: Tensor) -> Array:
@@ -97,22 +123,8 @@ def known_share(count: Tensor) -> Array:
     return (count / (count + NORMAL_95**2)).numpy()
 
 
-def _tint(color: str, share: float) -> tuple[float, ...]:
-    """The colour on white paper. It covers what is below, so that a gap inside a bar looks as its key does."""
+def _tint(color: str, share: Array) -> Array:
+    """The colour on white paper ``[M, 3]``. It covers what is below, so that a gap inside a bar looks as its key does."""
     from matplotlib.colors import to_rgb
 
-    return tuple(1 - share * (1 - part) for part in to_rgb(color))
-
-
-def _draw_shares(ax: Axes, bins: Bins) -> None:
-    left, width, share = bins.edges[:-1].numpy(), bins.edges.diff().numpy(), bins.weight
-    top = float(share.max())
-    ax.bar(left, share.numpy(), width=width, align="edge", color=_GREY, edgecolor="white", linewidth=0.4)
-    for value, color, style, name in (
-        (float(share @ bins.accuracy), _ACCURACY, "-", "mean accuracy"),
-        (float(share @ bins.confidence), "black", ":", "mean confidence"),
-    ):
-        ax.vlines(value, 0, top, color=color, linestyle=style, linewidth=1.6, label=name)
-    # Room for the legend above the highest bar.
-    ax.set(xlabel="confidence", ylabel="share", ylim=(0, 1.5 * top))
-    ax.legend(loc="upper left", fontsize=8, frameon=False, ncols=2, borderaxespad=0.0)
+    return np.asarray(1 - share[:, None] * (1 - np.array(to_rgb(PALETTE[color]))))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -36,7 +36,6 @@ from calibrant.report.save import (
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 
@@ -58,18 +57,8 @@ PANELS = {
 }
 # Those that are learning curves.
 CURVES = tuple(PANELS)[:7]
-# The number of bins by whose ECE rows are ranked.
-_USUAL_BINS = 15
-# Values below this part of the largest do not stretch a logarithmic axis.
-_LOG_SPAN = 1e-3
-# Gammas and errors that differ by more than this factor are seen on a logarithmic axis only.
-_GAMMAS_APART, _ERRORS_APART = 20.0, 2.5
-# Most confidences of a good classifier lie within a hundredth of 1, so that the axis is stretched there; 1 itself lies where
-# 1 - 0.0001 would lie on a logarithmic axis of the missing part.
+# Most confidences of a good classifier lie within a hundredth of 1, so that the axis is stretched there, up to 1 - 0.0001.
 _SMALLEST = 1e-4
-_CONFIDENCE_TICKS = (0.5, 0.9, 0.99, 0.999, 1.0)
-# Length on that axis, and least number of examples, of one point of a running mean.
-_STEP, _LEAST_GROUP = 0.2, 5
 
 
 class Band(NamedTuple):
@@ -160,11 +149,11 @@ def prepare_gamma_epochs(rows: Sequence[Row]) -> list[Line]:
 def draw_lines(lines: Sequence[Line], *, keys: Sequence[str], title: str | None = None, legend: bool = True) -> Figure:
     """Draw panels of lines side by side, means over seeds with bands of one standard deviation.
 
-    Axes are logarithmic but for those of MCE and, unless one method's grows twenty times as large as another's, gamma. Over
-    epochs dotted lines show where the learning rate halves or drops further. Over numbers of bins, of which more hold fewer
-    examples each, chance alone makes the errors of any model grow: the thin grey line is what it makes of a calibrated model
-    with the confidences of the row of least ECE over 15 bins, which the legend names. If that row runs along the line, its rise
-    is due to chance. The band of gamma is its spread over examples: narrow where all share one gamma.
+    The band of gamma is its spread over examples: narrow where all share one gamma. Axes are logarithmic but for those of MCE
+    and gamma. Over epochs dotted lines show where the learning rate halves or drops further. Over numbers of bins, of which
+    more hold fewer examples each, chance alone makes the errors of any model grow: the thin grey line is what it makes of a
+    calibrated model with the confidences of the row of least ECE over 15 bins, which the legend names. If that row runs along
+    the line, its rise is due to chance.
 
     Args:
         lines: What to draw; see `prepare_curves`, `prepare_robustness` and `prepare_gamma_epochs`.
@@ -192,103 +181,78 @@ def draw_lines(lines: Sequence[Line], *, keys: Sequence[str], title: str | None 
 
     known = {key for line in lines for key in line.bands}
     shown = [found for key in keys if (found := key if key in known else key.replace("test", "val")) in known]
+    over = "examples" if "gamma" in shown else "seeds"
+    has_band = any(line.bands[key].std is not None for key in shown for line in lines if key in line.bands)
     with print_style():
         figure = Figure(figsize=(TEXT_WIDTH * len(shown) / 2, 2.45), layout="constrained")
         for ax, key in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
             _draw_panel(ax, [line for line in lines if key in line.bands], key)
-        over = [text for text in ("examples" if "gamma" in shown else "", count_seeds([line.seeds for line in lines])) if text]
-        add_legend(figure, title, f"mean ± std over {', '.join(over)}" if over else "", rows=legend)
+        if legend:
+            add_legend(figure, title, f"mean ± std over {over}" if has_band else "")
     return figure
 
 
 def _draw_panel(ax: Axes, lines: Sequence[Line], key: str) -> None:
     name, factor = PANELS[key]
-    is_over_bins = key in ("ece", "mce")
     # Many bands over one another would hide the lines.
     alpha = 0.15 if len(lines) <= 5 else 0.08
     for number, line in enumerate(lines):
-        band = line.bands[key]
-        x, mean = np.array(band.x, dtype=float), factor * np.array(band.mean)
+        x, mean, std = line.bands[key]
+        y = factor * np.array(mean)
         # About eight markers a line, of which those of different lines do not coincide.
-        every = max(1, math.ceil(len(x) / 8))
-        start = number * every // len(lines) if len(x) > 16 else 0
-        drawn: list[Artist] = [*ax.plot(x, mean, markevery=(start, every), label=line.label, zorder=3, **line.style.options())]
-        if band.std is not None:
-            low, high = (mean + sign * factor * np.array(band.std) for sign in (-1, 1))
-            drawn.append(ax.fill_between(x, low, high, color=line.style.color, alpha=alpha, linewidth=0, zorder=2))
-        place = f"{x[mean.argmin()]:g} bins" if is_over_bins else f"epoch {x[mean.argmin()]:g}"
+        every = -(-len(x) // 8)
+        drawn: list[Artist] = [*ax.plot(x, y, markevery=(number % every, every), label=line.label, **line.style.options())]
+        if std is not None:
+            ends = y - factor * np.array(std), y + factor * np.array(std)
+            drawn.append(ax.fill_between(x, *ends, color=line.style.color, alpha=alpha, linewidth=0))
         for artist in drawn:
-            tell(artist, line.label, f"least {mean.min():.4g} ({place}), last {mean[-1]:.4g}")
-    ax.set_ylabel(name)
+            tell(artist, line.label, f"least {y.min():.4g} (at {x[y.argmin()]:g}), last {y[-1]:.4g}")
+    is_over_bins = key in ("ece", "mce")
+    ax.set(xlabel="number of bins" if is_over_bins else "epoch", ylabel=name)
     ax.grid(axis="y")
-    (_bins_axis if is_over_bins else _epochs_axis)(ax, lines, key)
-    peaks = [max(line.bands[key].mean) for line in lines]
+    if is_over_bins:
+        _draw_chance(ax, lines, key)
+        log_axis(ax, "x")
     if key == "mce":
         ax.set_ylim(0, 100)
-    elif key != "gamma" or max(peaks) > _GAMMAS_APART * min(peaks):
-        _log_axis(ax)
+    elif key != "gamma":
+        log_axis(ax, "y")
+    if not is_over_bins:
+        ax.locator_params(axis="x", integer=True, min_n_ticks=1)
+        _draw_drops(ax, lines)
 
 
-def _epochs_axis(ax: Axes, lines: Sequence[Line], key: str) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    ax.set_xlabel("epoch")
-    ax.margins(x=0.02)
-    ax.xaxis.set_major_locator(MaxNLocator(nbins="auto", steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
-    rate = next((line.bands["lr"] for line in lines if "lr" in line.bands and key != "gamma"), Band((), (), None))
+def _draw_drops(ax: Axes, lines: Sequence[Line]) -> None:
+    """Mark the epochs before which the learning rate at least halves."""
+    rate = next((line.bands["lr"] for line in lines if "lr" in line.bands), Band((), (), None))
     for epoch, before, now in zip(rate.x[1:], rate.mean, rate.mean[1:], strict=False):
         if now <= before / 2:
             ax.axvline(epoch - 0.5, color="0.6", linestyle=":", linewidth=0.7, zorder=1)
 
 
-def _bins_axis(ax: Axes, lines: Sequence[Line], key: str) -> None:
+def _draw_chance(ax: Axes, lines: Sequence[Line], key: str) -> None:
+    """Draw what the best row would show if it were calibrated: chance is the largest part of its error."""
     known = [line for line in lines if f"{key}_if_calibrated" in line.bands]
     if known:
-        # Where it is the largest part of the error.
-        best = min(known, key=_usual_ece)
+        best = min(known, key=lambda line: np.interp(15, *line.bands["ece"][:2]))
         chance = best.bands[f"{key}_if_calibrated"]
-        mean = [100 * value for value in chance.mean]
-        ax.plot(chance.x, mean, color="0.4", linewidth=0.8, zorder=2.5, label=f"{best.label} if calibrated")
-    ax.set(xlabel="number of bins", xscale="log")
-    plain_ticks(ax.xaxis)
+        label = f"{best.label} if calibrated"
+        (drawn,) = ax.plot(chance.x, 100 * np.array(chance.mean), color="0.4", linewidth=0.8, zorder=2.5, label=label)
+        tell(drawn, best.label, "if calibrated")
 
 
-def _usual_ece(line: Line) -> float:
-    """ECE of a row over 15 bins, or the nearest number of bins that it has."""
-    band = line.bands["ece"]
-    return min(zip(band.x, band.mean, strict=True), key=lambda point: abs(point[0] - _USUAL_BINS))[1]
-
-
-def _log_axis(ax: Axes) -> None:
-    """Make the vertical axis logarithmic around its lines; not where no value is above zero."""
-    lines = [line for line in ax.get_lines() if not str(line.get_label()).startswith("_")]
-    values = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in lines])
-    held = values[values > _LOG_SPAN * values.max()]
-    if len(held):
-        ax.set_yscale("log")
-        # What is nearly zero runs out of the axis and does not stretch it; a band that comes close to zero is cut off.
-        ax.set_ylim(bottom=max(ax.get_ylim()[0], held.min() / 2))
-        plain_ticks(ax.yaxis)
-
-
-def plain_ticks(axis: Axis) -> None:
-    """Put 1, 2, 5, 10 and so on at a logarithmic axis, written as plain numbers; matplotlib adds some where these are few."""
+def log_axis(ax: Axes, name: Literal["x", "y"]) -> None:
+    """Make an axis logarithmic around its lines, with ticks at 1, 2, 5, 10 and so on; not where no value is above zero."""
     from matplotlib.ticker import LogLocator, NullLocator
 
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axis.set_major_formatter("{x:g}")
-    axis.set_minor_locator(NullLocator())
-
-
-def count_seeds(counts: Sequence[int]) -> str:
-    """Say how many seeds the rows of a figure have; nothing where none has several.
-
-    Example:
-        >>> count_seeds([3, 3]), count_seeds([1, 2]), count_seeds([1, 1])
-        ('3 seeds', '1 to 2 seeds', '')
-    """
-    least, most = min(counts), max(counts)
-    return "" if most < 2 else f"{most} seeds" if least == most else f"{least} to {most} seeds"
+    values = np.concatenate([np.asarray(line.get_data()[name == "y"], dtype=float) for line in ax.get_lines()])
+    # What is nearly zero runs out of the axis and does not stretch it; a band that comes close to zero is cut off.
+    held = values[values > 1e-3 * values.max()]
+    if len(held):
+        ax.set(**{f"{name}scale": "log"})
+        axis = getattr(ax, f"{name}axis")
+        ax.set(**{f"{name}lim": (max(axis.get_view_interval()[0], held.min() / 2), None)})
+        axis.set(major_locator=LogLocator(subs=(1, 2, 5)), major_formatter="{x:g}", minor_locator=NullLocator())
 
 
 class TradeoffPoint(NamedTuple):
@@ -334,15 +298,13 @@ def draw_tradeoff(points: Sequence[TradeoffPoint], *, title: str | None = None, 
     """Draw ECE against error in per cent, a point a row, with the Pareto front.
 
     Better is further left and further down. The stepped line joins the rows that no other row beats in both; what lies above
-    and to the right of it is beaten by one of them. Bars are standard deviations over seeds. The axis of ECE is logarithmic,
-    that of the error where one is more than two and a half times another.
+    and to the right of it is beaten by one of them. Bars are standard deviations over seeds. Axes are logarithmic.
 
     Reference:
         Wang and Golebiowski, TMLR 2024, appendix (predictive-calibration trade-off).
     """
     from matplotlib.figure import Figure
 
-    errors = [point.error for point in points]
     with print_style():
         size = (COLUMN_WIDTH, 2.7) if len(points) <= 6 else (0.75 * TEXT_WIDTH, 3.4)
         figure = Figure(figsize=size, layout="constrained")
@@ -351,50 +313,37 @@ def draw_tradeoff(points: Sequence[TradeoffPoint], *, title: str | None = None, 
             _draw_point(ax, point)
         ax.set(xlabel="test error (%)", ylabel="test ECE (%)")
         ax.margins(0.08)
-        if 0 < _ERRORS_APART * min(errors) < max(errors):
-            # A method that failed leaves the others room.
-            ax.set_xscale("log")
-            plain_ticks(ax.xaxis)
-        _log_axis(ax)
-        _draw_front(ax, points)
+        if all(point.error > 0 for point in points):
+            log_axis(ax, "x")
+        log_axis(ax, "y")
+        # To the edges of the figure and beyond: what is as bad as that in one is beaten by the ends of the front.
+        front = sorted((100 * point.error, 100 * point.ece) for point in points if point.best)
+        x, y = zip((front[0][0], 1000), *front, (1000, front[-1][1]), strict=True)
+        ax.autoscale(False)
+        ax.step(x, y, where="post", color="0.35", linewidth=0.9, linestyle="--", zorder=2, label="Pareto front")
         ax.grid()
-        seeds = count_seeds([point.seeds for point in points])
-        add_legend(figure, title, f"mean ± std over {seeds}" if seeds else "", rows=legend)
+        if legend:
+            add_legend(figure, title, "mean ± std over seeds" if any(point.seeds > 1 for point in points) else "")
     return figure
 
 
 def _draw_point(ax: Axes, point: TradeoffPoint) -> None:
     x, y = 100 * point.error, 100 * point.ece
     look = point.style.options() | {"linestyle": "none", "markersize": 6.5 if point.best else 5}
-    drawn: list[Artist] = [*ax.plot(x, y, label=point.label, zorder=4, **look)]
-    if point.error_std is not None and point.ece_std is not None:
-        spread: dict[str, Any] = {"xerr": 100 * point.error_std, "yerr": 100 * point.ece_std}
-        _, caps, bars = ax.errorbar(x, y, **spread, fmt="none", color=point.style.color, elinewidth=0.7, capsize=1.5)
-        drawn += [*caps, *bars]
+    stds = [None if std is None else 100 * std for std in (point.ece_std, point.error_std)]
+    drawn = ax.errorbar(x, y, yerr=stds[0], xerr=stds[1], label=point.label, zorder=4, elinewidth=0.7, capsize=1.5, **look)
     runs = f"mean of {point.seeds} seeds" if point.seeds > 1 else "one run"
     rank = "no method beats it in both" if point.best else "another method beats it"
-    for artist in drawn:
+    for artist in drawn.get_children():
         tell(artist, point.label, f"error {x:.2f}%, ECE {y:.2f}%, {runs}; {rank}")
 
 
-def _draw_front(ax: Axes, points: Sequence[TradeoffPoint]) -> None:
-    front = sorted((100 * point.error, 100 * point.ece) for point in points if point.best)
-    limits = ax.get_xlim(), ax.get_ylim()
-    # To the edges of the figure and beyond: what is as bad as that in one is beaten by the ends of the front.
-    corners = [(front[0][0], 10 * limits[1][1]), *front, (10 * limits[0][1], front[-1][1])]
-    x, y = zip(*corners, strict=True)
-    ax.step(x, y, where="post", color="0.35", linewidth=0.9, linestyle="--", zorder=2, label="Pareto front")
-    ax.set(xlim=limits[0], ylim=limits[1])
-
-
 class GammaPanel(NamedTuple):
-    """Confidence, gamma and correctness of every test example of one run, and its `running_mean` of right and of wrong ones."""
+    """Confidence and gamma of the "right" and the "wrong" test examples of one run, and the `running_mean` of each."""
 
     label: str
-    confidence: Array
-    gamma: Array
-    correct: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
-    means: Mapping[bool, tuple[Array, Array]]
+    dots: Mapping[str, tuple[Array, Array]]
+    means: Mapping[str, tuple[Array, Array]]
 
 
 def prepare_gamma_confidence(rows: Sequence[Row], *, seed: int | None = None) -> list[GammaPanel]:
@@ -406,27 +355,22 @@ def prepare_gamma_confidence(rows: Sequence[Row], *, seed: int | None = None) ->
             continue
         gamma = np.asarray(test.columns["gamma"], dtype=np.float64)
         top = top_label(test, where="figure")
-        confidence, correct = top.confidence.numpy(), top.correct.numpy() == 1
-        means = {right: running_mean(confidence[correct == right], gamma[correct == right]) for right in (True, False)}
-        panels.append(GammaPanel(row.label, confidence, gamma, correct, means))
+        parts = {"right": top.correct.numpy() == 1, "wrong": top.correct.numpy() != 1}
+        dots = {name: (top.confidence.numpy()[part], gamma[part]) for name, part in parts.items()}
+        panels.append(GammaPanel(row.label, dots, {name: running_mean(*part) for name, part in dots.items()}))
     return panels
 
 
 def running_mean(confidence: Array, gamma: Array) -> tuple[Array, Array]:
-    """Mean confidence and mean gamma of the examples in each interval of the figure's axis that holds at least five."""
-    index = np.floor(stretch(confidence) / _STEP).astype(int)
-    groups = [group for place in np.unique(index) if (group := index == place).sum() >= _LEAST_GROUP]
+    """Mean confidence and mean gamma of the examples in each fifth of a digit of 9 that holds at least five."""
+    index = np.floor(5 * np.log10(unsureness(confidence))).astype(int)
+    groups = [group for place in np.unique(index)[::-1] if (group := index == place).sum() >= 5]
     return np.array([confidence[group].mean() for group in groups]), np.array([gamma[group].mean() for group in groups])
 
 
-def stretch(confidence: Array) -> Array:
-    """Where a confidence lies on the figure's axis: as many digits of 9 as it has, up to four."""
-    # The axis goes on a little beyond 1, so that points at 1 are not cut in half.
-    return -np.log10(1 - np.clip(confidence, 0, 1 + 0.5 * _SMALLEST) + _SMALLEST)
-
-
-def _unstretch(place: Array) -> Array:
-    return 1 + _SMALLEST - 10 ** -np.asarray(place)
+def unsureness(confidence: Array) -> Array:
+    """Where a confidence lies on the figure's axis: how much of 1 it misses."""
+    return np.maximum(1 - confidence, _SMALLEST)
 
 
 def draw_gamma_confidence(panels: Sequence[GammaPanel], *, title: str | None = None, columns: int = 3) -> Figure:
@@ -439,20 +383,16 @@ def draw_gamma_confidence(panels: Sequence[GammaPanel], *, title: str | None = N
     wide = min(columns, len(panels))
     deep = -(-len(panels) // wide)
     width = COLUMN_WIDTH if wide == 1 else TEXT_WIDTH
-    start = float(_unstretch(stretch(min(panel.confidence.min() for panel in panels)) - 0.1))
     with print_style():
         figure = Figure(figsize=(width, 0.35 + deep * (2.2 if wide < 3 else 1.9)), layout="constrained")
-        axes = figure.subplots(deep, wide, squeeze=False).flatten()
-        for place, (ax, panel) in enumerate(zip(axes, panels, strict=False)):
+        for place, panel in enumerate(panels):
+            ax = figure.add_subplot(deep, wide, place + 1)
             _draw_points(ax, panel)
-            ax.set(xlabel="confidence", ylabel="γ" if place % wide == 0 else "")
-            ax.set_xscale("function", functions=(stretch, _unstretch))
-            ax.set_xlim(start, 1 + 0.2 * _SMALLEST)
-            shown = [tick for tick in _CONFIDENCE_TICKS if tick > start]
-            ax.set_xticks(shown, [f"{tick:g}" for tick in shown])
-            ax.set_title(fold_text(panel.label, width / wide - 0.4))
-        for ax in axes[len(panels) :]:
-            ax.remove()
+            ax.set(xscale="log", xlabel="confidence", ylabel="γ", title=fold_text(panel.label, width / wide - 0.4))
+            ax.invert_xaxis()
+            ax.minorticks_off()
+            ax.xaxis.set_major_formatter(lambda missing, _: f"{1 - missing:g}")
+            ax.grid()
         add_legend(figure, title)
         for handle in figure.legends[0].legend_handles:
             # Ten thousand faint points make a cloud; one of them alone would not be seen.
@@ -462,20 +402,18 @@ def draw_gamma_confidence(panels: Sequence[GammaPanel], *, title: str | None = N
 
 def _draw_points(ax: Axes, panel: GammaPanel) -> None:
     # Wrong predictions are few, so that they are drawn over the right ones, and larger.
-    faint = float(np.clip(1500 / len(panel.gamma), 0.15, 0.7))
-    clouds = {True: ("right", PALETTE["sky"], ".", 1.5, faint), False: ("wrong", PALETTE["vermillion"], "x", 2.5, 0.6)}
-    for right, (name, color, marker, size, alpha) in clouds.items():
-        chosen = panel.correct == right
-        look = {"marker": marker, "markersize": size, "markeredgewidth": 0.5, "color": color, "alpha": alpha, "label": name}
+    faint = min(max(1500 / max(len(panel.dots["right"][0]), 1), 0.15), 0.6)
+    for name, color, marker, size, alpha in (("right", "sky", ".", 1.5, faint), ("wrong", "vermillion", "x", 2.5, 0.6)):
+        x, y = panel.dots[name]
+        look: dict[str, Any] = {"color": PALETTE[color], "marker": marker, "markersize": size, "markeredgewidth": 0.5}
         # As dots: ten thousand vectors would make a slow page.
-        ax.plot(panel.confidence[chosen], panel.gamma[chosen], linestyle="none", rasterized=True, **look)  # type: ignore[arg-type]
-    for right, color, line in ((True, PALETTE["blue"], "-"), (False, "black", (0, (3, 1)))):
-        x, y = panel.means.get(right, ((), ()))
+        ax.plot(unsureness(x), y, linestyle="none", alpha=alpha, rasterized=True, label=name, **look)
+    for name, color, line in (("right", "blue", "-"), ("wrong", "black", "--")):
+        x, y = panel.means[name]
         if len(x):
-            ax.plot(x, y, color="white", linewidth=2.6, zorder=3)
-            name = f"{clouds[right][0]}, mean"
-            ax.plot(x, y, color=color, linestyle=line, linewidth=1.4, marker="o", markersize=2.5, zorder=4, label=name)
-    ax.grid()
+            ax.plot(unsureness(x), y, color="white", linewidth=2.6, zorder=3)
+            look = {"color": PALETTE[color], "linestyle": line, "linewidth": 1.4, "marker": "o", "markersize": 2.5}
+            ax.plot(unsureness(x), y, zorder=4, label=f"{name}, mean", **look)
 
 
 @dataclass(frozen=True)
@@ -490,7 +428,6 @@ class FigureKind:
         about: Text below the heading.
         choices: Choices of a reader → options of ``draw``. Pages leave out figures without choices.
         least: Fewest records worth drawing.
-        common: Whether most rows have the data, so that a row without them is mentioned.
         of_run: Whether ``prepare`` takes the ``seed`` of the run to show of each row.
         of_bins: Whether ``prepare`` takes ``n_bins``; there is then one figure per number of bins.
     """
@@ -502,7 +439,6 @@ class FigureKind:
     about: str = ""
     choices: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     least: int = 1
-    common: bool = True
     of_run: bool = False
     of_bins: bool = False
 
@@ -552,7 +488,6 @@ FIGURES: dict[str, FigureKind] = {
         "Gamma while training",
         "Its mean over the test examples; the band is the spread over them, narrow where all share one gamma.",
         {"": {"legend": False}},
-        common=False,
     ),
     "gamma-confidence": FigureKind(
         prepare_gamma_confidence,
@@ -562,7 +497,6 @@ FIGURES: dict[str, FigureKind] = {
         "Every dot is a test example; lines are running means. The axis is stretched towards 1, where most examples of a good "
         "classifier lie.",
         {"": {"columns": 1}},
-        common=False,
         of_run=True,
     ),
 }
@@ -573,7 +507,7 @@ class Drawing(NamedTuple):
 
     Attributes:
         files: The files written.
-        skipped: Why a figure was not drawn, or which rows it leaves out and why, by the figure's name.
+        skipped: Why a figure was not drawn, by the figure's name.
     """
 
     files: list[Path]
@@ -624,9 +558,6 @@ def draw_all(
                 if len(records) < kind.least:
                     done.skipped[stem] = f"needs {kind.needs}"
                     continue
-                without = [row.label for row in group.rows if row.label not in {record.label for record in records}]
-                if without and kind.common:
-                    done.skipped[stem] = f"leaves out {', '.join(without)}: needs {kind.needs}"
                 title = _title(kind, group, seed=shown_seed, n_bins=bins)
                 done.files.extend(save_figure(kind.draw(records, title=title), folder / stem))
     return done

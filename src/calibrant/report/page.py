@@ -8,37 +8,28 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from torch import Tensor
 
 from calibrant import __version__
-from calibrant.core.binning import (
-    TopLabel,
-    between_cuts,
-    equal_width_bins,
-    equal_width_edges,
-    means_of_sums,
-    norm_of_bins,
-    top_label,
-)
+from calibrant.core.binning import TopLabel, between_cuts, equal_width_edges, means_of_sums, norm_of_bins
 from calibrant.core.records import Bins, Predictions
 from calibrant.core.scores import Entry, Estimate, Paired, Promise, Scores, without_nan
 from calibrant.core.summary import Summary, summarize
 from calibrant.metrics import METRICS
 from calibrant.metrics.chance import compare_with_null
-from calibrant.metrics.intervals import rate_interval
+from calibrant.metrics.diagram import intervals_of
 from calibrant.metrics.levels import draw_calibrated, ece_of_levels, levels_of
 from calibrant.metrics.measure import class_scores
 from calibrant.metrics.verdict import (
     FEW,
     count_examples,
     direction,
-    is_miscalibrated,
     judge,
     main_error,
     table_rows,
@@ -51,21 +42,16 @@ from calibrant.metrics.verdict import (
     write_value,
 )
 from calibrant.report.page_runs import Verdict, give_runs_verdict, plain_table
-from calibrant.report.reliability import counts_examples, error_and_ece, kept_bins
+from calibrant.report.reliability import panel_of_run
 from calibrant.report.rows import Section, Table
 
 _SCRIPTS = ("svg.js", "reliability.js", "shares.js", "classes.js", "runs.js", "main.js")
-# Where the slider stops; the number of bins asked for is added. The histogram is drawn from the 20.
-_STOPS = (*range(2, 21), 25, 30, 40, 50, 75, 100)
-# Where the slider of diagrams of runs stops.
-GRID_STOPS = (10, 15, 20, 30, 40, 50, 75, 100)
+# Where sliders stop; the number of bins asked for is added.
+STOPS = (*range(2, 21), 25, 30, 40, 50, 75, 100)
 # Regions in which over- and under-confidence is told: fine near 1, where networks put most of their examples.
 REGION_EDGES = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
-_CURVE_POINTS = 200
 # A share of one as it is written into the page.
 UNIT = 10_000
-# Mistakes that are listed.
-_MOST_MISTAKES = 10
 
 
 @dataclass(frozen=True)
@@ -174,14 +160,23 @@ def render_page(
     names = [Path(examined.scores.file or "Predictions").name] if examined else [section.title for section in sections]
     view: dict[str, object] = {"verdict": verdict, "title": title or "; ".join(names), "version": __version__}
     view |= {"examined": examined, "repaired": repaired, "runs": None, "table": table, "above": above}
-    data: dict[str, object] = {"runs": [], "predictions": None, "gridStops": GRID_STOPS}
+    n_bins = 15 if examined is None else examined.scores.n_bins
+    stops = sorted({*STOPS, n_bins})
     view["words"], view["run_words"] = _words(examined), _words(None)
+    data: dict[str, object] = {
+        "runs": [],
+        "predictions": None,
+        "stops": stops,
+        "stop": stops.index(n_bins),
+        "words": view["run_words"],
+    }
     view["after"] = after = None if repaired is None or repaired.name == "none" else repaired.after
     if examined is not None:
-        data["predictions"] = _predictions_data(examined, after, repaired, n_resamples=n_resamples, seed=seed)
+        how = {"n_resamples": n_resamples, "seed": seed}
+        data["predictions"] = _predictions_data(examined, after, repaired, stops=stops, **how)
         view["mistakes"] = confident_mistakes(examined.predictions, None if after is None else after.predictions)
     if sections:
-        view["runs"], data["runs"] = _run_charts(sections)
+        view["runs"], data["runs"] = _run_charts(sections, stops)
     return _fill(view, data)
 
 
@@ -225,11 +220,7 @@ def give_verdict(scores: Scores, repaired: Repair | None) -> Verdict:
 def _tell_repair(before: Scores, repaired: Repair) -> str:
     on = f"{count_examples(repaired.n_fit)}{f' of {repaired.fit_file}' if repaired.fit_file else ''}"
     if repaired.name == "none":
-        n_tried = sum(entry.name != "none" and entry.failure is None for entry in repaired.candidates)
-        tried = f"Of {n_tried} repairs tried" if n_tried > 1 else "Of the repairs tried"
-        told = f"{tried} on {on} none was clearly better than doing nothing: the probabilities are left as they are."
-        remains = " The error remains; fit on more examples, of the kind that is to be repaired."
-        return told + (remains if is_miscalibrated(before) else "")
+        return f"Of the repairs tried on {on} none was clearly better than doing nothing: the probabilities stay as they are."
     is_plain = repaired.name == "temperature" and repaired.temperature is not None
     what = f"Temperature {repaired.temperature:.2f}" if is_plain else repaired.label[:1].upper() + repaired.label[1:]
     return f"{what}, fitted on {on}, {tell_effect(before, repaired.after.scores, repaired.paired, it='the ECE')}"
@@ -240,7 +231,7 @@ def _label(name: str) -> str:
     return "doing nothing" if name == "none" else name
 
 
-def _run_charts(sections: Sequence[Section]) -> tuple[dict[str, object], list[dict[str, object]]]:
+def _run_charts(sections: Sequence[Section], stops: Sequence[int]) -> tuple[dict[str, object], list[dict[str, object]]]:
     """The charts of every data set and network: what the template writes, and what the scripts draw diagrams from."""
     # matplotlib takes a while to load.
     from calibrant.report.figures import page_charts, swatch
@@ -250,8 +241,8 @@ def _run_charts(sections: Sequence[Section]) -> tuple[dict[str, object], list[di
         [(row.label, swatch(row, f"key-{place}-{number}")) for number, row in enumerate(section.rows)]
         for place, section in enumerate(ours)
     ]
-    diagrams = [
-        {"label": row.label, "place": place, "diagram": run_diagram(row.run(section.common_seed))}
+    diagrams: list[dict[str, object]] = [
+        {"label": row.label, "place": place, "diagram": run_diagram(row.run(section.common_seed), stops)}
         for place, section in enumerate(ours)
         for row in section.rows
     ]
@@ -270,13 +261,12 @@ def _fill(view: dict[str, object], data: dict[str, object]) -> str:
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     writers = (direction, judge, main_error, table_rows, write_estimate, write_interval, write_p, write_value)
     environment.globals |= {"METRICS": METRICS, "name_of": _label, **{writer.__name__: writer for writer in writers}}
-    style, theme, *parts = (environment.loader.get_source(environment, n)[0] for n in ("style.css", "theme.js", *_SCRIPTS))  # type: ignore[union-attr]
+    style, *parts = (environment.loader.get_source(environment, name)[0] for name in ("style.css", *_SCRIPTS))  # type: ignore[union-attr]
     script = '"use strict";\n(() => {\n' + "\n".join(parts) + "\n})();\n"
     return environment.get_template("page.html").render(
         style=style,
-        theme=theme,
         script=script,
-        policy=f"'{script_hash(theme)}' '{script_hash(script)}'",
+        policy=f"'{script_hash(script)}'",
         style_policy=f"'{script_hash(style)}'",
         # Numbers that are not finite become null.
         data=without_nan(data),
@@ -290,15 +280,12 @@ def script_hash(script: str) -> str:
 
 
 def _predictions_data(
-    examined: Examined, after: Examined | None, repaired: Repair | None, *, n_resamples: int, seed: int
+    examined: Examined, after: Examined | None, repaired: Repair | None, *, stops: Sequence[int], n_resamples: int, seed: int
 ) -> dict[str, object]:
     """What the scripts draw from."""
-    n_bins, predictions = examined.scores.n_bins, examined.predictions
-    stops = slider_stops(n_bins)
+    predictions = examined.predictions
     return {
-        "stops": stops,
-        "stop": stops.index(n_bins),
-        "classBins": n_bins,
+        "classBins": examined.scores.n_bins,
         "regions": REGION_EDGES,
         "names": class_names_of(predictions),
         "named": predictions.class_names is not None,
@@ -347,36 +334,31 @@ def _words(examined: Examined | None) -> dict[str, str]:
     }
 
 
-def slider_stops(n_bins: int) -> list[int]:
-    """Numbers of bins between which a reader can choose, ``n_bins`` among them."""
-    return sorted({*_STOPS, n_bins})
-
-
-def _side(examined: Examined, *, stops: list[int], n_resamples: int, seed: int) -> dict[str, object]:
+def _side(examined: Examined, *, stops: Sequence[int], n_resamples: int, seed: int) -> dict[str, object]:
     scores = examined.scores
     summary = summarize(examined.predictions, n_bins=scores.n_bins, keep=None)
-    shown = summary.positive or summary
-    top = summary.examples
-    right, wrong = mean_confidences(top)
+    top, scale = summary.examples, summary.effective_n / summary.weight
+    # Mean confidence of the right and of the wrong predictions; nan where there are none.
+    parts = (top.mass * top.correct, top.mass * (1 - top.correct))
+    right, wrong = (float(part @ top.confidence / part.sum()) for part in parts)
     return {
-        "n": summary.n,
         "error": scores["error"].value,
         "aurc": scores["aurc"].value,
-        "confidence": 1 - scores["error"].value + scores["signed_gap"].value,
         "sureRight": right,
         "sureWrong": wrong,
-        "bins": examine_stops(shown, stops=stops, n_resamples=n_resamples, seed=seed),
-        "regions": regions_of(top, scale=summary.effective_n / summary.weight),
+        "bins": examine_stops(summary.positive or summary, stops=stops, n_resamples=n_resamples, seed=seed),
+        "regions": bin_rows(regions_of(top), scale=scale),
         "risk": risk_curve(top),
-        "classes": class_view(summary, examined.predictions),
+        "classes": class_view(summary),
     }
 
 
-def bin_rows(bins: Bins, *, scale: float = 1.0) -> list[float]:
+def bin_rows(bins: Bins, intervals: Tensor | None = None, *, scale: float = 1.0) -> list[float]:
     """Content of the bins that hold examples, as flat rows of six numbers.
 
     Args:
         bins: The bins.
+        intervals: Their 95 % intervals; by default as in `intervals_of`.
         scale: Independent examples to a unit of ``bins.count``: below one for examples of unequal weight.
 
     Returns:
@@ -386,54 +368,35 @@ def bin_rows(bins: Bins, *, scale: float = 1.0) -> list[float]:
     Example:
         >>> half = torch.tensor([0.5, 0.0])
         >>> bin_rows(Bins(torch.tensor([0, 0.5, 1]), torch.tensor([10.0, 0.0]), half, half))
-        [0, 10, 5000, 5000, 2366, 7634]
+        [0, 10.0, 5000, 5000, 2366, 7634]
     """
+    ends = intervals_of(bins, scale=scale) if intervals is None else intervals
+    shares = UNIT * torch.column_stack([bins.confidence, bins.accuracy, ends])
     rows: list[float] = []
-    for index in (bins.count > 0).nonzero().squeeze(1).tolist():
-        count, confidence = float(bins.count[index]), float(bins.confidence[index])
-        accuracy = min(max(float(bins.accuracy[index]), 0.0), 1.0)
-        ends = rate_interval(accuracy, size=count * scale)
-        rows += [index, whole(count), *(round(UNIT * share) for share in (confidence, accuracy, ends.low, ends.high))]
+    for index in (bins.count > 0).nonzero().flatten().tolist():
+        rows += [index, round(float(bins.count[index]), 2), *map(round, shares[index].tolist())]
     return rows
 
 
-def whole(value: float) -> float:
-    """Return a count as an integer where it is one, else with two digits after the point."""
-    return int(value) if value == int(value) else round(value, 2)
-
-
-def examine_stops(summary: Summary, *, stops: list[int], n_resamples: int, seed: int) -> list[dict[str, object]]:
+def examine_stops(summary: Summary, *, stops: Sequence[int], n_resamples: int, seed: int) -> list[dict[str, object]]:
     """What ``calibrant measure --n-bins M`` says of bins, for every M in ``stops``, and the bins themselves."""
     found = []
     for n_bins in stops:
         levels = levels_of(summary.cells, size=summary.effective_n, n_bins=n_bins)
         drawn = ece_of_levels(levels, *draw_calibrated(levels, n_resamples=n_resamples, seed=seed))
         bins = summary.bins_of(n_bins)
-        ece, parts = float(norm_of_bins(bins)), bins.weight * bins.gap
-        null = compare_with_null(ece, drawn)
-        found.append(
-            {
-                "ece": ece,
-                "mce": float(bins.gap.abs().amax()),
-                "null": null.mean,
-                "p95": null.p95,
-                "over": float(parts.clamp(min=0).sum()),
-                "under": float((-parts).clamp(min=0).sum()),
-                "overShare": float(bins.weight[bins.gap > 0].sum()),
-                "underShare": float(bins.weight[bins.gap < 0].sum()),
-                "rows": bin_rows(bins, scale=summary.effective_n / summary.weight),
-            }
-        )
+        ece, mce = float(norm_of_bins(bins)), float(bins.gap.abs().amax())
+        null, rows = compare_with_null(ece, drawn), bin_rows(bins, scale=summary.effective_n / summary.weight)
+        found.append({"ece": ece, "mce": mce, "null": null.mean, "p95": null.p95, "rows": rows})
     return found
 
 
-def regions_of(top: TopLabel, *, scale: float = 1.0) -> list[float]:
-    """Rows of `bin_rows` for the wide regions of confidence between `REGION_EDGES`, right-closed as bins are."""
+def regions_of(top: TopLabel) -> Bins:
+    """The wide regions of confidence between `REGION_EDGES`, right-closed as bins are."""
     edges = torch.tensor(REGION_EDGES, dtype=torch.float64)
     index = torch.bucketize(top.confidence, edges[1:-1].to(top.dtype).double())
     parts = (top.mass, top.mass * top.confidence, top.mass * top.correct)
-    sums = (torch.bincount(index, weights=part, minlength=len(edges) - 1) for part in parts)
-    return bin_rows(means_of_sums(edges, *sums), scale=scale)
+    return means_of_sums(edges, *(torch.bincount(index, weights=part, minlength=len(edges) - 1) for part in parts))
 
 
 def risk_curve(top: TopLabel) -> list[int]:
@@ -442,7 +405,7 @@ def risk_curve(top: TopLabel) -> list[int]:
     Examples of equal confidence have no order: a share that ends within such a group takes its mean error.
     """
     _, sums = top.rising
-    points = min(_CURVE_POINTS, top.size)
+    points = min(200, top.size)
     coverage = torch.arange(points + 1, dtype=torch.float64) / points
     cuts = ((1 - coverage) * float(sums[0, -1])).flip(0)
     kept, _, right = between_cuts(sums[:3], cuts).flip(1).cumsum(1)
@@ -450,44 +413,29 @@ def risk_curve(top: TopLabel) -> list[int]:
     return [round(UNIT * value) for pair in zip(coverage[1:].tolist(), risk.tolist(), strict=True) for value in pair]
 
 
-def mean_confidences(top: TopLabel) -> list[float]:
-    """Mean confidence of the right and of the wrong predictions; nan where there are none."""
-    parts = (top.mass * top.correct, top.mass * (1 - top.correct))
-    return [float(part @ top.confidence / part.sum()) for part in parts]
-
-
 def class_names_of(predictions: Predictions) -> list[str]:
     """Names of the classes, or their numbers."""
     return [str(name) for name in predictions.class_names or range(predictions.num_classes)]
 
 
-def class_view(summary: Summary, predictions: Predictions) -> dict[str, object]:
-    """Everything a page shows of classes, by column; each column is in the order of the classes.
+def class_view(summary: Summary) -> list[dict[str, object]]:
+    """Everything a page shows of classes, worst calibrated first.
 
     ``ece``, ``gap`` (mean probability minus frequency), ``error`` and ``count`` are those of ``calibrant measure --by-class``;
-    ``said``, ``sure`` and ``right`` tell how often a class was predicted, how sure that was and how often it was right;
-    ``bins`` are rows as in `bin_rows`; ``order`` ranks classes, worst calibrated first.
+    ``rows`` as in `bin_rows`.
     """
-    found = class_scores(summary)
-    by_index = sorted(found, key=lambda entry: entry.index)
     edges, scale = equal_width_edges(summary.n_bins), summary.effective_n / summary.weight
-    weights = torch.ones(len(predictions), dtype=torch.float64) if predictions.weights is None else predictions.weights
-    predicted, size = predictions.predicted, predictions.num_classes
-    parts = (weights, weights * predictions.confidence, weights * predictions.correct)
-    mass, *sums = (torch.bincount(predicted, weights=part, minlength=size) for part in parts)
-    sure, right = ((UNIT * part / mass.where(mass > 0, 1.0)).round().long().tolist() for part in sums)
-    return {
-        "order": [entry.index for entry in found],
-        "count": [whole(entry.count) for entry in by_index],
-        "ece": [round(entry.ece, 7) for entry in by_index],
-        "gap": [round(entry.signed_gap, 7) for entry in by_index],
-        "error": [round(entry.error, 6) for entry in by_index],
-        # Examples are counted as those of a class are, by rows; one of weight zero is left out.
-        "said": torch.bincount(predicted[weights > 0], minlength=size).tolist(),
-        "sure": sure,
-        "right": right,
-        "bins": [bin_rows(means_of_sums(edges, *sums), scale=scale) for sums in summary.by_class.unbind(1)],
-    }
+    return [
+        {
+            "index": entry.index,
+            "count": entry.count,
+            "ece": round(entry.ece, 7),
+            "gap": round(entry.signed_gap, 7),
+            "error": round(entry.error, 6),
+            "rows": bin_rows(means_of_sums(edges, *summary.by_class[:, entry.index]), scale=scale),
+        }
+        for entry in class_scores(summary)
+    ]
 
 
 def confident_mistakes(predictions: Predictions, after: Predictions | None = None) -> list[dict[str, object]]:
@@ -502,32 +450,24 @@ def confident_mistakes(predictions: Predictions, after: Predictions | None = Non
     """
     wrong = (~predictions.correct).nonzero().squeeze(1)
     confidence, predicted, names = predictions.confidence, predictions.predicted, class_names_of(predictions)
-    order = torch.argsort(confidence[wrong], descending=True, stable=True)[:_MOST_MISTAKES]
-    later = None if after is None else after.confidence
+    order = torch.argsort(confidence[wrong], descending=True, stable=True)[:10]
     return [
         {
             "row": row,
             "label": names[int(predictions.labels[row])],
             "predicted": names[int(predicted[row])],
             "confidence": float(confidence[row]),
-            "after": None if later is None else float(later[row]),
+            "after": None if after is None else float(after.confidence[row]),
         }
         for row in wrong[order].tolist()
     ]
 
 
-def run_diagram(entry: Entry) -> dict[str, object]:
-    """Error of one run, and for every stop of the slider the ECE and the rows of `bin_rows`; None where they are not known."""
-    top = None if entry.test is None else top_label(entry.test, where="page")
-    scale = 1.0 if top is None else float(top.mass.sum() / (top.mass**2).sum())
-    error = math.nan
-    stops: list[dict[str, object] | None] = []
-    for n_bins in GRID_STOPS:
-        bins = kept_bins(entry, n_bins) if top is None else equal_width_bins(top, n_bins=n_bins)
-        # Of examples with weights a record does not tell how many they are worth.
-        if bins is None or (top is None and not counts_examples(entry, bins)):
-            stops.append(None)
-            continue
-        error, ece = error_and_ece(entry, bins)
-        stops.append({"ece": ece, "rows": bin_rows(bins, scale=scale)})
-    return {"error": error, "stops": stops} if any(stops) else {}
+def run_diagram(entry: Entry, stops: Sequence[int]) -> dict[str, object] | None:
+    """Error of one run, and for every stop the ECE and the rows of `bin_rows`, None where unknown; None if all are."""
+    panels = [panel_of_run(entry, n_bins) for n_bins in stops]
+    errors = [panel.error for panel in panels if panel]
+    if not errors:
+        return None
+    shown = [panel and {"ece": panel.ece, "rows": bin_rows(panel.bins, panel.ends)} for panel in panels]
+    return {"error": errors[0], "stops": shown}

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import io
-import math
 import re
 import textwrap
 import warnings
 import xml.etree.ElementTree as ET
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -58,18 +57,16 @@ _METADATA: dict[str, dict[str, str | None]] = {
 }
 # Between the row that an artist shows and what is told of it.
 _TOLD = "␞"
-_SVG, _LINK = "http://www.w3.org/2000/svg", "{http://www.w3.org/1999/xlink}href"
+_SVG = "http://www.w3.org/2000/svg"
 # How these read in a file.
 _MARKS = {".png": b"Software\0calibrant", ".pdf": b"/Creator (calibrant)"}
 
 
-@contextmanager
-def print_style() -> Iterator[None]:
+def print_style() -> AbstractContextManager[None]:
     """Use these sizes and fonts inside the block, and whatever was set before after it."""
     import matplotlib
 
-    with matplotlib.rc_context(_RC):  # type: ignore[arg-type]
-        yield
+    return matplotlib.rc_context(_RC)  # type: ignore[arg-type]
 
 
 def fold_text(text: str, inches: float) -> str:
@@ -77,33 +74,22 @@ def fold_text(text: str, inches: float) -> str:
     return textwrap.fill(text, max(4, int(PER_INCH * inches)), break_on_hyphens=False)
 
 
-def add_legend(figure: Figure, title: str | None, note: str = "", *, rows: bool = True, columns: int | None = None) -> None:
-    """Put a title and one legend above all axes; without ``rows`` no title, and a legend only of what `tell` says nothing of.
-
-    Long labels are folded, and the figure is made higher where the legend has more than three lines.
-    """
-    shown: dict[str, Artist] = {}
+def add_legend(figure: Figure, title: str | None, note: str = "") -> None:
+    """Put a title and one legend above all axes; the figure is made higher where the legend has more than three lines."""
+    shown: dict[str, Any] = {}
     for ax in figure.axes:
-        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
-            if rows or handle.get_gid() is None:
-                shown.setdefault(label, handle)
-    said = ", ".join(text for text in (title, note) if text) if rows else ""
-    if not shown and not said:
-        return
-    # An entry needs its text, and more than half an inch for line and space; two should stand side by side.
-    wide = figure.get_figwidth() - 0.2
-    labels = [fold_text(label, min(2.6, wide - 0.62)) for label in shown]
-    longest = max(len(part) for label in labels for part in label.splitlines())
-    fitting = columns or max(1, int(wide / (longest / PER_INCH + 0.62)))
-    lines = math.ceil(len(labels) / fitting) * max(label.count("\n") + 1 for label in labels)
+        shown |= dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
+    labels = [fold_text(label, 2.6) for label in shown]
+    wide = PER_INCH * figure.get_figwidth()
+    columns = max(1, int(wide / (max(len(part) for label in labels for part in label.splitlines()) + 9)))
+    lines = -(-len(labels) // columns) * max(label.count("\n") + 1 for label in labels)
     figure.set_figheight(figure.get_figheight() + 0.15 * max(lines - 3, 0))
     figure.legend(
         shown.values(),
         labels,
         loc="outside upper center",
-        ncols=fitting,
-        handlelength=3.2 if columns is None else 1.6,
-        title=fold_text(said, wide) or None,
+        ncols=columns,
+        title=fold_text(", ".join(filter(None, (title, note))), figure.get_figwidth() - 0.2) or None,
         title_fontproperties={"size": 8},
         alignment="center",
         columnspacing=1.2,
@@ -187,52 +173,35 @@ def tell(artist: Artist, label: str, facts: str) -> None:
 def svg_element(figure: Figure, *, name: str, label: str) -> str:
     """Return a figure as an ``<svg>`` element that a page holds and colours.
 
-    What `tell` said of an artist becomes its ``data-run`` and its tooltip, and all of that together
-    the description of the picture. Colours are attributes, which a style sheet replaces for dark pages.
+    What `tell` said of an artist becomes its ``data-run`` and its tooltip. Colours are attributes, which a style sheet replaces
+    for dark pages: a page's security policy forbids styles that are written at an element.
 
     Args:
         figure: A figure.
         name: What makes its parts differ from those of other figures in the page.
         label: What the picture shows, for those who do not see it.
     """
+    import matplotlib
+
     ET.register_namespace("", _SVG)
-    ET.register_namespace("xlink", _LINK[1:-5])
-    root = ET.fromstring(render_figure(figure, kind="svg"))
-    told: dict[str, None] = {}
+    ET.register_namespace("xlink", "http://www.w3.org/1999/xlink")
+    with matplotlib.rc_context({"svg.hashsalt": name}):
+        root = ET.fromstring(render_figure(figure, kind="svg"))
     for part in root.iter():
         for child in [child for child in part if child.tag in (f"{{{_SVG}}}metadata", f"{{{_SVG}}}style")]:
             part.remove(child)
-        _clean(part, name, told)
+        rules = (rule.split(":", 1) for rule in part.attrib.pop("style", "").split(";") if rule.strip())
+        part.attrib |= {key.strip(): value.strip() for key, value in rules}
+        part.attrib.pop("font-family", None)
+        for key in {"d", "x", "y", "transform"} & part.attrib.keys():
+            part.attrib[key] = " ".join(re.sub(r"(\.\d)\d+", r"\1", part.attrib[key]).split())
+        # What other parts refer to has a name with the salt in it; groups are numbered, in every figure alike.
+        if part.tag == f"{{{_SVG}}}g":
+            row, _, facts = part.attrib.pop("id", "").partition(_TOLD)
+            if facts:
+                part.attrib["data-run"] = row
+                ET.SubElement(part, f"{{{_SVG}}}title").text = f"{row}: {facts}"
     for key in ("width", "height", "version"):
         root.attrib.pop(key)
     root.attrib |= {"role": "img", "aria-label": label, "stroke-linejoin": "round", "fill": "#000000"}
-    description = ET.Element(f"{{{_SVG}}}desc")
-    description.text = " ".join(f"{text}." for text in told)
-    root.insert(0, description)
     return ET.tostring(root, encoding="unicode")
-
-
-def _clean(part: ET.Element, name: str, told: dict[str, None]) -> None:
-    """Make one element fit for a page: no style of its own, short numbers, an id only where something refers to it."""
-    # A page's security policy forbids styles that are written at an element.
-    rules = dict(rule.split(":", 1) for rule in part.attrib.pop("style", "").split(";") if rule.strip())
-    part.attrib |= {key.strip(): value.strip() for key, value in rules.items()}
-    part.attrib.pop("font-family", None)
-    if part.attrib.get("transform", "").startswith("rotate(-0 "):
-        part.attrib.pop("transform")
-    part.text, part.tail = (None if text is None or text.isspace() else text for text in (part.text, part.tail))
-    identity = part.attrib.pop("id", "")
-    if _TOLD in identity:
-        tip = ET.Element(f"{{{_SVG}}}title")
-        tip.text = identity.replace(_TOLD, ": ")
-        part.attrib["data-run"] = identity.split(_TOLD)[0]
-        part.insert(0, tip)
-        told[tip.text] = None
-    elif part.tag != f"{{{_SVG}}}g" and identity:
-        part.attrib["id"] = f"{name}-{identity}"
-    for key in ("clip-path", _LINK):
-        if "#" in part.attrib.get(key, ""):
-            part.attrib[key] = part.attrib[key].replace("#", f"#{name}-")
-    for key in ("d", "x", "y", "transform"):
-        if key in part.attrib:
-            part.attrib[key] = " ".join(re.sub(r"(\.\d)\d+", r"\1", part.attrib[key]).split())

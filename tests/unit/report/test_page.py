@@ -73,7 +73,7 @@ def test_page_lets_only_its_own_scripts_and_styles_run() -> None:
     scripts = re.findall(r"<script>(.*?)</script>", text, flags=re.DOTALL)
     (style,) = re.findall(r"<style>(.*?)</style>", text, flags=re.DOTALL)
     (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', text)
-    assert len(scripts) == 2
+    assert len(scripts) == 1
     for part in (*scripts, style):
         assert f"'{script_hash(part)}'" in policy
     assert "unsafe" not in policy
@@ -105,12 +105,14 @@ def test_page_shows_every_metric_as_measure_writes_it() -> None:
 
 
 def test_page_holds_both_sides_of_the_switch_or_one() -> None:
-    both, one = (data_of(page(with_repair=choice))["predictions"] for choice in (True, False))
+    whole = data_of(page())
+    both, one = whole["predictions"], data_of(page(with_repair=False))["predictions"]
+    assert isinstance(whole["stops"], list)
     assert isinstance(both, dict)
     assert isinstance(one, dict)
     assert (len(both["sides"]), len(one["sides"])) == (2, 1)
-    at = both["stops"].index(15)
-    assert both["stop"] == at
+    at = whole["stops"].index(15)
+    assert whole["stop"] == at
     assert both["sides"][0]["bins"][at]["ece"] == examined().scores["ece"].value
     assert both["sides"][1]["bins"][at]["ece"] == repaired().after.scores["ece"].value
     assert 'id="switch"' in page()
@@ -179,7 +181,12 @@ def test_page_of_runs_shows_their_charts_in_the_colours_of_its_theme() -> None:
     assert colours
     assert all(f"[{colour}]" in style for colour in colours), colours
     assert "style=" not in shown
-    assert re.findall(r'<label class="key">.*?<span>([^<]*)</span>', shown) == ["CE", "FLγ-SECE", "CE (TS)", "Focal"]
+    assert re.findall(r'<label class="key">.*?<span>([^<]*)</span>', shown, flags=re.DOTALL) == [
+        "CE",
+        "FLγ-SECE",
+        "CE (TS)",
+        "Focal",
+    ]
     # Of several seeds the diagrams show the last that all rows have; a repaired row has the first alone.
     assert "where possible the last that all methods have" in shown
 
@@ -195,15 +202,11 @@ def contrast(one: str, two: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-@pytest.mark.parametrize("theme", [0, 1, 2, 3])
+@pytest.mark.parametrize("theme", [0, 1])
 def test_colours_of_text_stand_out_from_the_paper(theme: int) -> None:
     style = (Path(page_module.__file__).parent / "templates" / "style.css").read_text()
-    blocks = [
-        dict(re.findall(r"--([a-z0-9]+(?:-[a-z]+)?): (#[0-9a-f]{6})", part))
-        for part in re.findall(r":root[^{]*\{([^}]*)\}", style)
-    ]
-    colours = blocks[theme]
-    assert len(blocks) == 4
+    found = re.findall(r"--([a-z-]+): light-dark\((#[0-9a-f]{6}), (#[0-9a-f]{6})\)", style)
+    colours = {name: pair[theme] for name, *pair in found}
     # 4.5 to 1 is what WCAG 2 asks of text.
     for name in ("ink", "soft", "faint", "accent", "over", "under", "good", "both", "strong"):
         for ground in ("paper", "raised"):

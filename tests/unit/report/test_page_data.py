@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import pytest
 import torch
@@ -13,16 +12,14 @@ from calibrant.core.binning import TopLabel, equal_width_bins
 from calibrant.core.scores import Entry
 from calibrant.core.summary import summarize
 from calibrant.metrics import area_under_risk_coverage, expected_calibration_error
-from calibrant.metrics.intervals import rate_interval
 from calibrant.report.page import (
-    GRID_STOPS,
     REGION_EDGES,
+    STOPS,
     UNIT,
     bin_rows,
     class_view,
     confident_mistakes,
     examine_stops,
-    mean_confidences,
     regions_of,
     risk_curve,
     run_diagram,
@@ -46,16 +43,6 @@ def test_stops_equal_measure_with_as_many_bins(n_bins: int, dtype: torch.dtype) 
     assert found["mce"] == scores["mce"].value
     assert found["null"] == scores.ece_if_calibrated.mean
     assert found["p95"] == scores.ece_if_calibrated.p95
-    assert float(str(found["over"])) + float(str(found["under"])) == pytest.approx(scores["ece"].value)
-
-
-def test_stops_say_how_much_of_the_error_and_of_the_examples_is_over_and_under_confident() -> None:
-    # Six examples sure to 0.75 of which three are right, two sure to 0.6 and right.
-    predictions = Predictions(probs=[[0.75, 0.25]] * 6 + [[0.6, 0.4]] * 2, labels=[0, 1] * 3 + [0, 0])
-    summary = summarize(predictions, n_bins=10)
-    (found,) = examine_stops(summary, stops=[10], n_resamples=100, seed=0)
-    shares = [found[name] for name in ("over", "under", "overShare", "underShare")]
-    assert shares == pytest.approx([0.75 * 0.25, 0.25 * 0.4, 0.75, 0.25])
 
 
 def test_bin_rows_hold_what_the_bins_hold() -> None:
@@ -66,7 +53,7 @@ def test_bin_rows_hold_what_the_bins_hold() -> None:
 
 def test_regions_are_right_closed_and_hold_every_example() -> None:
     confidence = torch.tensor([0.3, 0.5, 0.51, 0.99, 0.991, 1.0], dtype=torch.float64)
-    rows = rows_of(regions_of(TopLabel(confidence, torch.ones(6, dtype=torch.float64))))
+    rows = rows_of(bin_rows(regions_of(TopLabel(confidence, torch.ones(6, dtype=torch.float64)))))
     assert [(row[0], row[1]) for row in rows] == [(0, 2), (1, 1), (5, 1), (6, 2)]
     assert rows[-1][2] == round(UNIT * 0.9955)
     assert len(REGION_EDGES) == 8
@@ -89,40 +76,16 @@ def test_risk_curve_ends_at_the_error_and_has_the_area_of_aurc() -> None:
     assert sum(curve[1::2]) / UNIT / (len(curve) / 2) == pytest.approx(float(area_under_risk_coverage(probs, labels)), abs=3e-3)
 
 
-def test_mean_confidences_of_right_and_wrong() -> None:
-    top = TopLabel(torch.tensor([0.9, 0.7, 0.6]).double(), torch.tensor([1.0, 1, 0]).double())
-    assert mean_confidences(top) == pytest.approx((0.8, 0.6))
-    right, wrong = mean_confidences(TopLabel(torch.tensor([0.9]).double(), torch.tensor([1.0]).double()))
-    assert right == pytest.approx(0.9)
-    assert math.isnan(wrong)
-
-
-def columns(view: dict[str, object], key: str) -> list[float]:
-    found = view[key]
-    assert isinstance(found, list)
-    return found
-
-
 def test_class_view_holds_the_numbers_of_measure() -> None:
     probs, labels = mixed_gaps(500, 6)
     predictions = Predictions(probs=probs, labels=labels)
-    view = class_view(summarize(predictions, n_bins=10), predictions)
+    view = class_view(summarize(predictions, n_bins=10))
     scores = measure(predictions, n_bins=10, by_class=True, n_resamples=100)
-    assert columns(view, "order") == [entry.index for entry in scores.classes]
-    for entry in scores.classes:
-        assert columns(view, "ece")[entry.index] == pytest.approx(entry.ece, abs=1e-7)
-        assert columns(view, "gap")[entry.index] == pytest.approx(entry.signed_gap, abs=1e-7)
-        assert columns(view, "error")[entry.index] == pytest.approx(entry.error, abs=1e-6)
-        assert columns(view, "count")[entry.index] == entry.count
-
-
-def test_class_view_counts_rows_and_weighs_shares() -> None:
-    probs = [[0.9, 0.1], [0.6, 0.4], [0.8, 0.2], [0.3, 0.7]]
-    predictions = Predictions(probs=probs, labels=[0, 1, 0, 1], weights=[3.0, 1.0, 0.0, 2.5])
-    view = class_view(summarize(predictions), predictions)
-    assert columns(view, "said") == [2, 1]
-    assert columns(view, "sure") == [8250, 7000]
-    assert columns(view, "right") == [7500, 10000]
+    for shown, entry in zip(view, scores.classes, strict=True):
+        assert (shown["index"], shown["count"]) == (entry.index, entry.count)
+        assert shown["ece"] == pytest.approx(entry.ece, abs=1e-7)
+        assert shown["gap"] == pytest.approx(entry.signed_gap, abs=1e-7)
+        assert shown["error"] == pytest.approx(entry.error, abs=1e-6)
 
 
 def test_confident_mistakes_come_most_confident_first_with_their_rows() -> None:
@@ -145,10 +108,11 @@ def test_run_diagram_holds_the_bins_of_every_stop(weighted: bool) -> None:
     probs, labels = mixed_gaps(300)
     weights = torch.linspace(0.5, 1.5, len(labels)) if weighted else None
     test = Predictions(probs=probs, labels=labels, weights=weights)
-    diagram = run_diagram(Entry("digits", "ce", measure(test, n_resamples=100), test=test))
+    diagram = run_diagram(Entry("digits", "ce", measure(test, n_resamples=100), test=test), STOPS)
+    assert diagram is not None
     stops = diagram["stops"]
     assert isinstance(stops, list)
-    for n_bins, stop in zip(GRID_STOPS, stops, strict=True):
+    for n_bins, stop in zip(STOPS, stops, strict=True):
         expected = expected_calibration_error(test.probs, test.labels, n_bins=n_bins, weights=test.weights)
         assert stop["ece"] == pytest.approx(expected.item(), abs=1e-9)
         assert sum(stop["rows"][1::6]) == pytest.approx(300, abs=0.5)
@@ -156,35 +120,14 @@ def test_run_diagram_holds_the_bins_of_every_stop(weighted: bool) -> None:
     assert diagram["error"] == pytest.approx(1 - share.mean().item(), abs=1e-6)
 
 
-def test_run_diagram_of_weighted_examples_has_intervals_of_as_many_as_count() -> None:
-    # All in one bin, half of them right; weights of 1 and 3 are worth four fifths of as many equal ones.
-    test = Predictions(probs=[[0.75, 0.25]] * 40, labels=[0, 1] * 20, weights=[1.0, 1.0, 3.0, 3.0] * 10)
-    stops = run_diagram(Entry("digits", "ce", measure(test, n_resamples=100), test=test))["stops"]
-    assert isinstance(stops, list)
-    ends = rate_interval(0.5, size=32)
-    expected = [7, 80, 7500, 5000, round(10_000 * ends.low), round(10_000 * ends.high)]
-    assert stops[GRID_STOPS.index(10)]["rows"] == expected
-
-
 def test_run_diagram_of_a_record_holds_the_bins_that_it_keeps() -> None:
     probs, labels = mixed_gaps(300)
     test = Predictions(probs=probs, labels=labels)
     run = Entry("digits", "ce", measure(test, n_resamples=100), test=test)
-    full, kept = run_diagram(run), run_diagram(dataclasses.replace(run, test=None))
+    full, kept = (run_diagram(entry, STOPS) for entry in (run, dataclasses.replace(run, test=None)))
+    assert full is not None
     assert isinstance(full["stops"], list)
-    at = GRID_STOPS.index(15)
+    at = STOPS.index(15)
     assert kept == {"error": full["error"], "stops": [stop if k == at else None for k, stop in enumerate(full["stops"])]}
-    # Of weighted examples a record does not tell how many they are worth, nor of other bins those of a stop.
-    weighted = Predictions(probs=probs, labels=labels, weights=1 + 2 * (torch.arange(len(labels)) % 2))
-    for other in (measure(weighted, n_resamples=100), measure(test, n_resamples=100, n_bins=7)):
-        assert run_diagram(dataclasses.replace(run, scores=other, test=None)) == {}
-
-
-def test_class_view_of_a_class_never_seen_and_never_said_is_empty() -> None:
-    predictions = Predictions(probs=[[0.7, 0.3, 0.0], [0.4, 0.6, 0.0]], labels=[0, 0])
-    view = class_view(summarize(predictions), predictions)
-    assert columns(view, "count") == [2, 0, 0]
-    assert columns(view, "error") == pytest.approx([0.5, math.nan, math.nan], nan_ok=True)
-    assert columns(view, "said") == [1, 1, 0]
-    assert columns(view, "sure") == [7000, 6000, 0]
-    assert columns(view, "right") == [10000, 0, 0]
+    other = measure(test, n_resamples=100, n_bins=7)
+    assert run_diagram(dataclasses.replace(run, scores=other, test=None), [10, 15]) is None

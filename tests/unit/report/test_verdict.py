@@ -118,17 +118,10 @@ def test_verdict_says_what_a_repair_brings_and_when_not_to_use_it(
     assert said in give_verdict(before, repair(before, **changes)).sentences[-1]  # type: ignore[arg-type]
 
 
-def test_verdict_of_doing_nothing_counts_what_was_tried() -> None:
+def test_verdict_of_doing_nothing_says_so() -> None:
     before = made(ece=0.007, gap=0.001, p_value=0.31)
     sentence = give_verdict(before, repair(before, name="none")).sentences[-1]
-    assert sentence.startswith("Of 2 repairs tried on 5,000 examples of val.npz none was clearly better than doing nothing")
-    assert sentence.endswith("the probabilities are left as they are.")
-    # What was left out was not tried.
-    given = repair(made(), name="none")
-    failed = Candidate("platt", float("nan"), None, None, False, "needs an example of every class")
-    sentence = give_verdict(made(), replace(given, candidates=(*given.candidates, failed))).sentences[-1]
-    assert sentence.startswith("Of 2 repairs tried")
-    assert sentence.endswith("The error remains; fit on more examples, of the kind that is to be repaired.")
+    assert "on 5,000 examples of val.npz none was clearly better than doing nothing" in sentence
 
 
 @pytest.mark.parametrize(
