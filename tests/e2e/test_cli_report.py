@@ -109,8 +109,7 @@ def test_report_of_a_doubtful_repair_says_why_on_the_page(
     assert (code, err) == (0, "")
     page, printed = out.read_text(), " ".join(text.split())
     for doubt in (
-        "30 examples are few for this method (40 or more are advised with 4 classes).",
-        "e fit data have no example of 2 of 4 classes (2, 3). Their probabilities cannot be trusted",
+        "2 of 4 classes (2, 3)",
         "do not use it.",
     ):
         assert doubt in page
@@ -190,7 +189,7 @@ def test_report_of_runs_tells_settings_of_one_method_apart_and_says_which_averag
         (("test.npz", "--out", "r.txt"), "must end in .html, .htm, got '.txt'"),
         (("test.npz", "--fit", "test.npz", "--out", "r.html"), "the file to fit on must not be the test file"),
         (("val.npz", "--fit", "test.npz", "--out", "r.html"), "must not be marked as test data"),
-        (("test.npz", "--fit", "three.npz", "--out", "r.html"), "as test.npz, got 3 classes, not 4 classes"),
+        (("test.npz", "--fit", "three.npz", "--out", "r.html"), "same order as test.npz, got 3, not 4"),
         (("test.npz", "--method", "temprature", "--out", "r.html"), "Did you mean 'temperature'"),
         (("test.npz", "--class-names", "few.txt", "--out", "r.html"), "`class_names` must hold C = 4 names, got 2"),
         (("test.npz", "--run", "nothing", "--out", "r.html"), "nothing: must be a run folder"),

@@ -116,7 +116,7 @@ def test_predictions_of_unknown_network_are_drawn_beside_the_runs_of_the_first(b
 
 
 def test_wide_table_takes_the_width_of_the_window_and_keeps_its_names_in_view(browser: Any, tmp_path: Path) -> None:
-    columns = tuple(Column(f"c{k}", f"A long column {k}") for k in range(8))
+    columns = tuple(Column(f"c{k}", f"Long column {k}") for k in range(8))
     row = Row("CE", "ce", {column.key: Cell(0.27425, 0.00198) for column in columns})
     table = Table("wide", "Wide", columns, (Section("digits", (row,)),), info=())
     file = tmp_path / "wide.html"
