@@ -181,7 +181,7 @@ def test_compare_goes_on_without_runs_that_fail_or_are_killed(tmp_path: Path) ->
     said = next(line for line in err.splitlines() if "mixture-dying-focal-seed0 failed: train: `model` must build" in line)
     assert "got RuntimeError: no such luck from 'own:dying'" in said
     assert f"(log: {log})" in said
-    assert "mixture-dying-focal+ts-seed0 failed: the run it is made of failed" in err
+    assert "mixture-dying-focal+ts-seed0 failed: mixture-dying-focal-seed0, which it is made of, failed" in err
     assert "what the log shows" in (tmp_path / log).read_text()
 
 

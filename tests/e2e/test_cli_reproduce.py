@@ -89,7 +89,7 @@ def test_reproduce_dry_run_needs_no_data_and_writes_nothing(call: Call, tmp_path
         ("reproduce table1 --quick --data cifar10,digts --data-root empty --dry-run", "Did you mean 'digits'"),
         ("results add empty", "empty: must hold finished runs, got none"),
         ("results add mine.npz", "mine.npz: must hold finished runs, got none"),
-        ("results add nothere", "nothere: must hold finished runs, got nothing there"),
+        ("results add nothere", "nothere: must hold finished runs, got none"),
     ],
 )
 def test_reproduce_and_results_of_what_cannot_be_say_so_once(words: str, said: str, call: Call, tmp_path: Path) -> None:

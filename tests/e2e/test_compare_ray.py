@@ -1,20 +1,17 @@
-"""A grid on Ray: the same numbers as on this machine, also from a node that does not see the driver's folder."""
+"""A grid on Ray: the same numbers as on this machine, written to the same folder."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from calibrant.engine.recipe import to_dict
 from calibrant.grid.collect import load_run_entry
 from calibrant.grid.local import run_task
-from calibrant.grid.ray import Mail, pack, require_ray, run_remotely, unpack
-from calibrant.grid.schedule import Cell, plan_cells
+from calibrant.grid.ray import RayExecutor, run_remotely
+from calibrant.grid.schedule import Cell, Event, Task, plan_cells
 
 TINY = {"train.epochs": "2", "train.batch_size": "400"}
 CELLS = plan_cells(["mixture"], ["ce", "ce+ts"], [0], settings=TINY)
@@ -27,8 +24,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("local")
     kept = sys.argv
     for cell in CELLS:
-        base = None if cell.base is None else str(folder / cell.base)
-        run_task({"recipe": to_dict(cell.recipe), "folder": str(folder / cell.name), "base": base}, send=lambda said: None)
+        base = None if cell.base is None else folder / cell.base
+        run_task(Task(cell.name, cell.recipe, folder / cell.name, base, folder / "log"), send=lambda event: None)
     sys.argv = kept
     return folder
 
@@ -50,74 +47,45 @@ def test_compare_on_ray_gives_the_numbers_of_this_machine(runs: Path, tmp_path: 
     assert (tmp_path / "out" / "table.md").exists()
 
 
-class Post:
-    """Stands in for the handle of the actor: a call on another machine is a call here."""
+class Steps(list[Event]):
+    """Stands in for the queue: a call on another machine is a call here."""
 
-    def __init__(self) -> None:
-        self.mail = Mail()
-        self.put = self
-
-    def remote(self, message: dict[str, Any]) -> None:
-        self.mail.put(message)
+    put_nowait = list.append
 
 
-def order(cell: Cell, folder: Path, *, mark: Path) -> dict[str, Any]:
-    return {
-        "name": cell.name,
-        "recipe": to_dict(cell.recipe),
-        "folder": str(folder / cell.name),
-        "base": None if cell.base is None else str(folder / cell.base),
-        "mark": str(mark),
-        "origin": "host:/somewhere",
-        "where": "/no/such/folder",
-        "threads": 1,
-        "gpu": False,
-    }
+def order(cell: Cell, folder: Path) -> Task:
+    log = folder / f"{cell.name}.log"
+    log.touch()
+    return Task(cell.name, cell.recipe, folder / cell.name, None if cell.base is None else folder / cell.base, log)
 
 
 @pytest.fixture
-def node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A machine whose home is its own; what a task changes of the process is put back."""
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+def _node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a task changes of the process is put back."""
     monkeypatch.setattr(sys, "argv", sys.argv)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES", ""))
-    return tmp_path / "home" / ".cache" / "calibrant" / "ray"
 
 
-def test_run_remotely_without_the_drivers_folder_sends_the_run_back(runs: Path, node: Path, tmp_path: Path) -> None:
-    post = Post()
+@pytest.mark.usefixtures("_node")
+def test_run_remotely_writes_to_the_drivers_folder_and_tells_of_its_progress(runs: Path, tmp_path: Path) -> None:
+    steps = Steps()
     for cell in CELLS:
-        given = order(cell, tmp_path / "driver", mark=tmp_path / "none")
-        base = {} if cell.base is None else pack(tmp_path / "driver" / cell.base)
-        found = run_remotely(given, base, post)
-        assert found["message"]["kind"] == "done"
-        assert not (tmp_path / "driver" / cell.name).exists()
-        unpack(found["files"], tmp_path / "driver" / cell.name)
-        assert same(runs / cell.name, tmp_path / "driver" / cell.name)
-    assert load_run_entry(tmp_path / "driver" / CELLS[1].name).temperature is not None
-    assert [place.name for folder in node.iterdir() for place in folder.iterdir()] == []
-    steps = post.mail.take()
-    assert {step["name"] for step in steps} == {CELLS[0].name}
-    assert max(step["epochs"] for step in steps) == 2.0
-    assert post.mail.take() == []
+        assert run_remotely(order(cell, tmp_path), Path("/no/such/folder"), 1, steps).kind == "done"
+        assert same(runs / cell.name, tmp_path / cell.name)
+    assert load_run_entry(tmp_path / CELLS[1].name).temperature is not None
+    assert {step.name for step in steps} == {CELLS[0].name}
+    assert max(step.epochs for step in steps) == 2.0
 
 
-def test_run_remotely_with_the_drivers_folder_writes_there(runs: Path, node: Path, tmp_path: Path) -> None:
-    (tmp_path / "mark").write_text("text")
-    found = run_remotely(order(CELLS[0], tmp_path, mark=tmp_path / "mark"), {}, Post())
-    assert found["files"] == {}
-    assert same(runs / CELLS[0].name, tmp_path / CELLS[0].name)
-    assert not node.exists()
-
-
-def test_run_remotely_of_a_failure_returns_its_reason_and_log(node: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("_node")
+def test_run_remotely_of_a_failure_returns_its_reason_and_log(tmp_path: Path) -> None:
     (cell,) = plan_cells(["mixture"], ["ce"], [0], settings=TINY | {"optim.lr": "1e30", "train.clip_norm": "0"})
-    found = run_remotely(order(cell, tmp_path, mark=tmp_path / "none"), {}, Post())
-    assert (found["message"]["kind"], found["message"]["again"], found["files"]) == ("failed", False, {})
-    assert "the loss became nan" in found["log"]
+    task = order(cell, tmp_path)
+    found = run_remotely(task, tmp_path, 1, Steps())
+    assert (found.kind, found.again) == ("failed", False)
+    assert "the loss became nan" in task.log.read_text()
 
 
-def test_require_ray_without_ray_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_that_is_not_there_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ImportError, match="Install it with `pip install ray`"):
-        require_ray()
+        RayExecutor()

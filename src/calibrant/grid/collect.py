@@ -12,23 +12,21 @@ import hashlib
 import json
 import math
 import re
-import shlex
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
 from calibrant.core.records import Bins, Predictions, Split
-from calibrant.core.registry import lookup
 from calibrant.core.scores import BinSweep, Entry, Scores
 from calibrant.core.summary import summarize
 from calibrant.data import is_path
 from calibrant.data.image_set import ImageSet
-from calibrant.engine.folder import is_finished, load_run, read_recipe
+from calibrant.engine.folder import is_finished, load_run, read_facts, read_recipe
 from calibrant.engine.loop import is_own
 from calibrant.engine.methods import METHODS, split_name
 from calibrant.engine.recipe import Recipe
@@ -41,17 +39,17 @@ from calibrant.metrics.table import is_top_label
 
 _WHAT = ("data", "method", "preset", "model", "epochs", "seed")
 _FACTS = ("command", "effective", "machine", "versions", "commit", "seconds", "examples", "note")
-_PARTS = ("metrics", "recipe", "best_epoch", "temperature", "bins", "sweep", "history", "measured", "predictions")
-_KEYS = (*_WHAT, *_FACTS, *_PARTS)
 # What the figures show of every epoch; speed and time say nothing about the result.
 _CURVES = ("train_loss", "val_error", "val_ece", "test_error", "test_ece", "gamma_mean", "gamma_std")
-# A schedule in steps has a few rates, a smooth one has as many as epochs and is not worth keeping.
-_MOST_RATES = 20
 _BIN_PARTS = ("edges", "count", "confidence", "accuracy")
+# What a record keeps of every test example → its type; see `pack_predictions`.
+_PACKED = {"labels": "<u2", "confidence": "<f4", "correct": "u1", "wrong": "<f2"}
 # Raised when `calibrant.measure` computes intervals or p-values in another way, so that older records are known.
 MEASURED = 1
-# Characters that settings may take in the name of a file.
-_LONGEST = 100
+# The data set of predictions whose file cannot say it.
+UNKNOWN = "?"
+_N_BINS = 15
+_SEED = re.compile(r"(.+)[-_.]seed[-_]?(\d+)")
 
 
 def result_from_entry(entry: Entry) -> dict[str, Any]:
@@ -64,14 +62,12 @@ def result_from_entry(entry: Entry) -> dict[str, Any]:
     from which on it holds and the rate), ``measured`` (which version of the statistics), and ``predictions`` (see
     `pack_predictions`).
     """
-    every = entry.recipe.get("train.eval_every_epochs", 1)
     sweep = entry.sweep or (None if entry.test is None else bin_sweep(entry.test))
     bins = {name: _short(getattr(entry.scores.bins, name).tolist(), digits=10) for name in _BIN_PARTS}
     record: dict[str, Any] = {name: getattr(entry, name) for name in _WHAT}
     optional = {
         "metrics": json.loads(entry.scores.to_json()) | {"file": None},
         "recipe": dict(entry.recipe),
-        **({} if every in (1, "1") else {"note": f"validation looked at every {every} epochs"}),
         **{name: entry.facts[name] for name in _FACTS if name in entry.facts},
         "best_epoch": entry.best_epoch,
         "temperature": entry.temperature,
@@ -82,14 +78,12 @@ def result_from_entry(entry: Entry) -> dict[str, Any]:
         "measured": None if entry.facts.get("stale") else MEASURED,
         "predictions": None if entry.test is None or entry.test.weights is not None else pack_predictions(entry.test),
     }
-    return record | {key: value for key, value in optional.items() if value or key == "best_epoch" and value is not None}
+    return record | {key: value for key, value in optional.items() if value not in (None, {})}
 
 
-def entry_from_result(record: Mapping[str, Any], *, where: str = "result") -> Entry:
+def entry_from_result(record: Mapping[str, Any], *, where: str = "record") -> Entry:
     """Read a record back; what it does not keep is missing. Raises ``ValueError`` naming the key that is wrong."""
     try:
-        for key in record:
-            lookup(dict.fromkeys(_KEYS), key, kind="key of a result")
         kept, sweep = record.get("bins"), record.get("sweep")
         bins = None if kept is None else Bins(*(torch.tensor(kept[name], dtype=torch.float64) for name in _BIN_PARTS))
         scores = Scores.from_dict(record["metrics"], bins=bins)
@@ -97,7 +91,8 @@ def entry_from_result(record: Mapping[str, Any], *, where: str = "result") -> En
         test = unpack_predictions(record["predictions"], scores.num_classes) if "predictions" in record else None
         if record.get("measured") != MEASURED and test is None:
             facts["stale"] = True
-        elif record.get("measured") != MEASURED and test is not None:
+        elif record.get("measured") != MEASURED:
+            assert test is not None
             now = measure(test, n_bins=scores.n_bins)
             right = {key: estimate for key, estimate in now.metrics.items() if is_top_label(key)}
             scores = replace(now, metrics={**scores.metrics, **right})
@@ -109,9 +104,11 @@ def entry_from_result(record: Mapping[str, Any], *, where: str = "result") -> En
             best_epoch=record.get("best_epoch"),
             temperature=record.get("temperature"),
             sweep=None if sweep is None else BinSweep(**{key: tuple(values) for key, values in sweep.items()}),
-            recipe=dict(record["recipe"]) if "recipe" in record else _told_by_command(record),
+            # Early records kept only what averages weights and chooses the epoch.
+            recipe=dict(record.get("recipe") or record.get("effective") or {}),
             facts=facts,
             is_top_label=test is not None,
+            folder=where,
         )
     except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
         said = f"no `{error.args[0]}`" if isinstance(error, KeyError) else str(error).rstrip(".")
@@ -130,11 +127,12 @@ def pack_predictions(test: Predictions) -> dict[str, str]:
     wrong = ~test.correct
     true = test.logits.double().log_softmax(1)[wrong, test.labels[wrong]]
     parts = {
-        "labels": test.labels.numpy().astype("<u2"),
-        "confidence": test.confidence.numpy().astype("<f4"),
+        "labels": test.labels.numpy(),
+        "confidence": test.confidence.numpy(),
         "correct": np.packbits(test.correct.numpy()),
-        "wrong": true.numpy().astype("<f2"),
+        "wrong": true.numpy(),
     }
+    parts = {name: values.astype(_PACKED[name]) for name, values in parts.items()}
     planes = {name: values.view(np.uint8).reshape(len(values), -1).T.tobytes() for name, values in parts.items()}
     return {name: base64.b85encode(zlib.compress(plane, 9)).decode() for name, plane in planes.items()}
 
@@ -145,9 +143,8 @@ def unpack_predictions(packed: Mapping[str, str], num_classes: int) -> Predictio
     All metrics of the top label, the NLL, reliability diagrams and paired tests come out as they were. The Brier score, the
     classwise ECE and which class was predicted in error do not.
     """
-    types = {"labels": "<u2", "confidence": "<f4", "correct": "u1", "wrong": "<f2"}
     parts = {}
-    for name, kind in types.items():
+    for name, kind in _PACKED.items():
         plane = np.frombuffer(zlib.decompress(base64.b85decode(packed[name])), np.uint8)
         parts[name] = np.ascontiguousarray(plane.reshape(np.dtype(kind).itemsize, -1).T).view(kind)[:, 0]
     labels = torch.from_numpy(parts["labels"].astype(np.int64))
@@ -168,7 +165,7 @@ def save_results(entries: Sequence[Entry], folder: str | Path, *, note: str | No
     """Write the records of runs as ``DATA-MODEL-METHOD-PRESET-seedN.json``; where one is refused, none is written.
 
     Args:
-        entries: Runs; see `result_from_entry`. One that is there twice with the same numbers is taken once.
+        entries: Runs; see `result_from_entry`.
         folder: Where to; made if need be. A record of the same run there is replaced, one of another length is not.
         note: What else a reader must know of all of them.
 
@@ -180,11 +177,11 @@ def save_results(entries: Sequence[Entry], folder: str | Path, *, note: str | No
     for entry in entries:
         file = place / result_name(entry)
         other = kept.get(file) or (load_result(file) if file.exists() else entry)
-        if other.epochs != entry.epochs or (file in kept and other.scores.metrics != entry.scores.metrics):
+        if file in kept or other.epochs != entry.epochs:
             runs = " and ".join(f"{e.folder or e.method} of {e.epochs} epochs" for e in (other, entry))
             raise ValueError(f"{file}: must be the record of one run, got two: {runs}. Leave one out, or use another folder.")
         kept[file] = entry
-    make_folder(place)
+    place.mkdir(parents=True, exist_ok=True)
     for file, entry in kept.items():
         record = result_from_entry(entry) | ({} if note is None else {"note": note})
         with atomic_writer(file) as handle:
@@ -192,24 +189,13 @@ def save_results(entries: Sequence[Entry], folder: str | Path, *, note: str | No
     return list(kept)
 
 
-def make_folder(folder: Path) -> None:
-    """Make a folder and those above it; raises ``OSError`` with one sentence where that cannot be."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise type(error)(f"{folder}: must be a folder that can be made, got: {error.strerror}. Name another.") from None
-
-
 def load_result(path: str | Path) -> Entry:
     """Read one record; raises ``ValueError`` or ``OSError`` with one sentence that names the file."""
-    file = Path(path)
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{file}: must be the record of a result, got nothing there.") from None
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{file}: must be the record of a result, got: {error}.") from None
-    return replace(entry_from_result(found, where=str(file)), folder=str(file))
+        raise ValueError(f"{path}: must be the record of a result, got: {error}.") from None
+    return entry_from_result(found, where=str(path))
 
 
 def load_results(folder: str | Path) -> list[Entry]:
@@ -223,21 +209,12 @@ def load_results(folder: str | Path) -> list[Entry]:
 def result_name(entry: Entry) -> str:
     """Name of a record's file, as ``cifar10-resnet18-ce+ts-paper-seed0.json``."""
     # Settings by their last word, as in `average-phase` for train.average=phase; many of them by a short sum.
-    told = settings_of(entry)
-    settings = "-".join(f"{key.rpartition('.')[2]}-{value}" for key, value in told.items())
-    if len(settings) > _LONGEST:
-        settings = hashlib.sha256("\n".join(f"{key}={value}" for key, value in told.items()).encode()).hexdigest()[:12]
+    settings = "-".join(f"{key.rpartition('.')[2]}-{value}" for key, value in settings_of(entry).items())
+    if len(settings) > 100:
+        settings = hashlib.sha256(settings.encode()).hexdigest()[:12]
     seed = None if entry.seed is None else f"seed{entry.seed}"
     words = [entry.data, entry.model, entry.method, entry.preset, settings, seed]
     return re.sub(r"[^\w.+-]", "-", "-".join(word for word in words if word)) + ".json"
-
-
-def _told_by_command(record: Mapping[str, Any]) -> dict[str, object]:
-    """The recipe of a record that was written before records kept it: what its command set, and what its preset decided."""
-    words = shlex.split(record.get("command") or "")
-    told = {"--set": "{}", "--init": "backbone.init={}"}
-    pairs = [told[flag].format(value).partition("=") for flag, value in zip(words, words[1:], strict=False) if flag in told]
-    return {**{key: value for key, _, value in pairs if key != "data.root"}, **(record.get("effective") or {})}
 
 
 def _columns(history: Sequence[Mapping[str, float | int | None]]) -> dict[str, list[Any]]:
@@ -247,7 +224,7 @@ def _columns(history: Sequence[Mapping[str, float | int | None]]) -> dict[str, l
     found = {"epoch": seen} | {name: values for name, values in columns.items() if any(v is not None for v in values)}
     rates = _short([line.get("lr") for line in history])
     steps = [[e, rate] for e, rate in enumerate(rates) if rate is not None and (e == 0 or rate != rates[e - 1])]
-    return (found | ({"lr": steps} if 0 < len(steps) <= _MOST_RATES else {})) if seen else {}
+    return found | ({"lr": steps} if steps else {}) if seen else {}
 
 
 def _epochs(columns: Mapping[str, Sequence[Any]], *, total: int | None) -> tuple[dict[str, float | int | None], ...]:
@@ -279,26 +256,12 @@ def _dump(value: object, indent: int = 0) -> str:
     return f"{{\n{inner}\n{' ' * indent}}}"
 
 
-# The data set of predictions whose file cannot say it.
-UNKNOWN = "?"
-# Folders below a given one that are searched.
-_DEPTH = 3
-_N_BINS = 15
-_SEED = re.compile(r"(.+)[-_.]seed[-_]?(\d+)")
-
-
-class FoundRuns(NamedTuple):
-    """The run folders below a folder, sorted by path."""
-
-    finished: tuple[Path, ...]
-    unfinished: tuple[Path, ...]
-
-
-def find_runs(path: str | Path) -> FoundRuns:
-    """Find the run folders at ``path`` and up to three levels below it."""
-    found = [file.parent for file in _below(Path(path), "recipe.toml") if is_run(file.parent)]
-    done = tuple(place for place in found if is_finished(place))
-    return FoundRuns(done, tuple(place for place in found if place not in done))
+def finished_runs(path: str | Path) -> list[Path]:
+    """Return the finished run folders at ``path`` and up to three levels below it; raises ``ValueError`` if there are none."""
+    found = [place for place in _runs(Path(path)) if is_finished(place)]
+    if not found:
+        raise ValueError(f"{path}: must hold finished runs, got none. Name a folder that was `--out` of train or compare.")
+    return found
 
 
 def load_entries(path: str | Path, *, data: str | None = None) -> list[Entry]:
@@ -328,31 +291,33 @@ def load_entries(path: str | Path, *, data: str | None = None) -> list[Entry]:
         raise FileNotFoundError(
             f"{path}: must be a run folder, a folder of them, a file of predictions or a record (.json), got nothing there."
         )
-    runs = find_runs(given)
-    entries = [load_run_entry(folder) for folder in runs.finished]
+    runs = _runs(given)
+    entries = [load_run_entry(folder) for folder in runs if is_finished(folder)]
     # Only predictions as .npz: a folder may hold tables of its own, written as .csv.
-    for file in sorted([*_below(given, "*.npz"), *_below(given, "*.json")]):
-        if not {*runs.finished, *runs.unfinished}.isdisjoint(file.parents):
-            continue
+    for file in [file for file in sorted([*_below(given, "*.npz"), *_below(given, "*.json")]) if file.parent not in runs]:
         if file.suffix == ".json":
             entries += [load_result(file)] if _is_record(file) else []
         elif (predictions := load_predictions(file)).split in (None, Split.TEST):
             entries.append(_predictions_entry(predictions, file, data=data))
     if not entries:
-        got = f"{len(runs.unfinished)} that are not finished" if runs.unfinished else "none"
-        raise ValueError(f"{path}: must hold finished runs, predictions (.npz) or records of results (.json), got {got}.")
+        raise ValueError(f"{path}: must hold finished runs, predictions (.npz) or records of results (.json), got none.")
     return entries
 
 
 def load_run_entry(folder: str | Path) -> Entry:
-    """Read a finished run as a row."""
+    """Read a finished run as a row; raises ``ValueError`` with one sentence if a file of it is missing or damaged."""
     path = Path(folder)
     if not is_finished(path):
         raise ValueError(f"{path}: must be the folder of a finished run, got none. Go on with it with `--resume`.")
-    recipe = read_recipe(path)
-    facts = json.loads((path / "run.json").read_text(encoding="utf-8"))
-    test = load_predictions(path / "test.npz")
-    lines = (path / "history.jsonl").read_text(encoding="utf-8").splitlines()
+    try:
+        recipe, facts, test = read_recipe(path), read_facts(path), load_predictions(path / "test.npz")
+        lines = (path / "history.jsonl").read_text(encoding="utf-8").splitlines()
+        history = tuple(json.loads(line) for line in lines)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{path}: must hold what a run wrote, got: {error} Put it back, or remove the folder of the run, which is then run "
+            "again."
+        ) from None
     return Entry(
         data=data_label(recipe.data.name),
         method=recipe.method.name,
@@ -362,7 +327,7 @@ def load_run_entry(folder: str | Path) -> Entry:
         epochs=recipe.train.epochs,
         seed=recipe.seed,
         test=test,
-        history=tuple(json.loads(line) for line in lines),
+        history=history,
         best_epoch=facts.get("best_epoch"),
         temperature=facts.get("temperature"),
         recipe=flat_recipe(recipe),
@@ -389,9 +354,17 @@ def load_variants(folder: str | Path, *, repairs: Sequence[str] = ()) -> list[En
         if recipe["train.average"] != own.recipe["train.average"] and method in METHODS and METHODS[method].learns:
             # What was learned on held-out data watched the average: raw weights of a run without one would be others.
             recipe["alternative.of"] = own.recipe["train.average"]
-        told = {"scores": measure(found.test, n_bins=_N_BINS), "test": found.test, "recipe": recipe}
-        facts = {**own.facts, "note": f"{name} of a run with other choices"}
-        row = replace(own, **told, method=method, best_epoch=found.epoch, temperature=None, history=(), facts=facts)  # type: ignore[arg-type]
+        row = replace(
+            own,
+            method=method,
+            scores=measure(found.test, n_bins=_N_BINS),
+            test=found.test,
+            recipe=recipe,
+            best_epoch=found.epoch,
+            temperature=None,
+            history=(),
+            facts={**own.facts, "note": f"{name} of a run with other choices"},
+        )
         rows.setdefault(identity(row), (row, found.val))
     repaired = [_repaired(row, val, name) for row, val in rows.values() if row.temperature is None for name in repairs]
     return [*(row for row, _ in rows.values()), *repaired]
@@ -405,22 +378,12 @@ def _repaired(row: Entry, val: Predictions, name: str) -> Entry:
     calibrator = calibrator_of(name).fit(val)
     assert row.test is not None
     test = calibrator.apply(row.test)
-    given = {"scores": measure(test, n_bins=_N_BINS), "test": test, "history": ()}
+    row = replace(row, scores=measure(test, n_bins=_N_BINS), test=test, history=())
     if isinstance(calibrator, TemperatureScaling):
-        return replace(row, **given, method=f"{row.method}+ts", temperature=calibrator.temperature_)  # type: ignore[arg-type]
-    chosen = f"; {name} chose {calibrator.best_name_}" if isinstance(calibrator, AutoCalibrator) else ""
-    note = f"{row.facts.get('note', '')}{chosen}".removeprefix("; ")
-    facts = row.facts | ({"note": note} if note else {})  # type: ignore[operator]
-    return replace(row, **given, recipe={**row.recipe, "repair": name}, facts=facts)  # type: ignore[arg-type]
-
-
-def numbers_of_run(folder: str | Path) -> dict[str, float | None]:
-    """Return test error and ECE of a finished run from its ``metrics.json``; empty if they are not there."""
-    try:
-        found = json.loads((Path(folder) / "metrics.json").read_text(encoding="utf-8"))["metrics"]
-        return {key: found[key]["value"] for key in ("error", "ece")}
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
+        return replace(row, method=f"{row.method}+ts", temperature=calibrator.temperature_)
+    notes = [row.facts.get("note"), f"{name} chose {calibrator.best_name_}" if isinstance(calibrator, AutoCalibrator) else None]
+    note = "; ".join(str(note) for note in notes if note)
+    return replace(row, recipe={**row.recipe, "repair": name}, facts=row.facts | ({"note": note} if note else {}))  # type: ignore[operator]
 
 
 def is_run(place: Path) -> bool:
@@ -436,12 +399,11 @@ def data_label(name: str) -> str:
     return given.stem if given.suffix.lower() == ".npz" else given.resolve().name
 
 
-def once(entries: Iterable[Entry]) -> list[Entry]:
+def once(entries: Sequence[Entry]) -> list[Entry]:
     """Return the entries without those that repeat a run with the same numbers."""
     kept: dict[object, Entry] = {}
     for entry in entries:
-        numbers = [round(entry.scores[key].value, 9) for key in ("error", "nll", "ece") if key in entry.scores]
-        kept.setdefault((identity(entry), *numbers), entry)
+        kept.setdefault((identity(entry), round(entry.scores["ece"].value, 9)), entry)
     return list(kept.values())
 
 
@@ -450,39 +412,25 @@ def check_same_labels(
 ) -> None:
     """Raise ``ValueError`` for rows of another test set, or with its examples in another order.
 
-    Fewer examples may be a part of the test set: such a row is shown, but not compared.
+    Rows of another number of examples may be of a part of the test set: they are shown, but not compared.
 
     Args:
-        entries: The rows; of records only the number of classes is known.
+        entries: The rows; of records without predictions only the number of classes is known.
         where: Command and option that the rows were given with.
-        tests: Data set → its test set; by default that of its first row with predictions and the most of them.
+        tests: Data set → its test set, where known; else the first row decides.
     """
-    for data in dict.fromkeys(entry.data for entry in entries):
-        here = [entry for entry in entries if entry.data == data]
-        whole = [entry for entry in here if entry.test is not None and entry.scores.n == max(other.scores.n for other in here)]
-        test = (tests or {}).get(data, whole[0].test if whole else None)
-        owner = "the grid" if data in (tests or {}) else whole[0].folder if whole else ""
-        for entry in here if test is not None else ():
-            assert test is not None
-            if differ := _difference(entry, test):
-                raise ValueError(
-                    f"{where} must have the {differ[0]} of the test set of {data} as in {owner}, got {differ[1]} in "
-                    f"{entry.folder or entry.method}. Write the file anew with these, or measure it alone."
-                )
-
-
-def _difference(entry: Entry, test: Predictions | ImageSet) -> tuple[str, str] | None:
-    """What must agree, and what was found instead; None if everything agrees."""
-    if entry.scores.num_classes != test.num_classes:
-        return f"{test.num_classes} classes", str(entry.scores.num_classes)
-    if entry.test is None or len(entry.test) < len(test.labels):
-        return None
-    labels = entry.test.labels
-    if len(labels) > len(test.labels):
-        return f"{len(test.labels):,} examples", f"{len(labels):,}"
-    if not torch.equal(labels, test.labels):
-        return "examples in the order", f"other labels for {int((labels != test.labels).sum()):,} of {len(labels):,}"
-    return None if torch.allclose(_weights(entry.test), _weights(test)) else ("`weights`", "others")
+    known = {(data, len(test.labels)): test for data, test in (tests or {}).items()}
+    classes = {data: test.num_classes for data, test in (tests or {}).items()}
+    for entry in entries:
+        same = entry.scores.num_classes == classes.setdefault(entry.data, entry.scores.num_classes)
+        if entry.test is not None:
+            test = known.setdefault((entry.data, len(entry.test)), entry.test)
+            same = same and torch.equal(entry.test.labels, test.labels) and torch.allclose(_weights(entry.test), _weights(test))
+        if not same:
+            raise ValueError(
+                f"{where} must have the classes, labels and weights of the test set of {entry.data} in its order, got others "
+                f"in {entry.folder or entry.method}. Write the file anew with these, or measure it alone."
+            )
 
 
 def _weights(test: Predictions | ImageSet) -> torch.Tensor:
@@ -525,9 +473,8 @@ def _scores(test: Predictions, file: Path) -> Scores:
     try:
         found = Scores.from_dict(json.loads(file.read_text(encoding="utf-8")), bins=summary.bins)
         if found.n == len(test) and found.metrics.keys() == values.keys():
-            # A file keeps what is infinite as null.
-            kept = [found[key].value if math.isfinite(value) else value for key, value in values.items()]
-            if np.allclose(kept, [*values.values()], rtol=1e-6, atol=1e-9, equal_nan=True):
+            kept = [estimate.value for estimate in found.metrics.values()]
+            if np.allclose(kept, [values[key] for key in found.metrics], rtol=1e-6, atol=1e-9, equal_nan=True):
                 return found
     except (OSError, ValueError):
         pass
@@ -546,6 +493,10 @@ def _run_facts(recipe: Recipe, facts: Mapping[str, Any]) -> dict[str, object]:
     return known | {name: facts[name] for name in kept if facts.get(name) is not None}
 
 
+def _runs(top: Path) -> list[Path]:
+    return [file.parent for file in _below(top, "recipe.toml") if is_run(file.parent)]
+
+
 def _below(top: Path, name: str) -> list[Path]:
-    """Files by their name or pattern, in ``top`` and the folders below it."""
-    return sorted(file for depth in range(_DEPTH + 1) for file in top.glob("*/" * depth + name))
+    """Files by their name or pattern, in ``top`` and up to three levels below it."""
+    return sorted(file for depth in range(4) for file in top.glob("*/" * depth + name))

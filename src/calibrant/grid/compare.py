@@ -5,7 +5,7 @@ What can be known before the first run is checked before it: folders, finished r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,37 +13,17 @@ from pathlib import Path
 
 from calibrant.core.registry import lookup
 from calibrant.core.scores import Entry
-from calibrant.data import data_name
-from calibrant.data.image_set import fingerprint
+from calibrant.data.image_set import ImageSet, fingerprint
 from calibrant.engine.batches import check_batch_size
 from calibrant.engine.folder import check_same_run, is_finished, lock_folder, read_facts, read_recipe
 from calibrant.engine.loop import check_same_data, divide_rows, is_own, load_data
 from calibrant.engine.recipe import Recipe
-from calibrant.grid.collect import (
-    UNKNOWN,
-    check_same_labels,
-    data_label,
-    is_run,
-    load_entries,
-    load_run_entry,
-    make_folder,
-    once,
-)
+from calibrant.grid.collect import UNKNOWN, check_same_labels, data_label, is_run, load_entries, load_run_entry, once
 from calibrant.grid.export import write_outputs
 from calibrant.grid.local import LocalExecutor
-from calibrant.grid.rows import catalogue_order, flat_recipe, identity
-from calibrant.grid.schedule import (
-    Board,
-    Cell,
-    Executor,
-    Stage,
-    Watch,
-    parse_seeds,
-    plan_cells,
-    run_cells,
-    split_names,
-)
-from calibrant.metrics.verdict import join_words
+from calibrant.grid.ray import RayExecutor
+from calibrant.grid.rows import catalogue_order
+from calibrant.grid.schedule import Board, Cell, Stage, Watch, parse_seeds, plan_cells, run_cells, split_names
 from calibrant.report.rows import Table, group_rows
 
 # Entries, a folder, and notes on rows that are missing → the table of them, and the files that were written.
@@ -142,14 +122,18 @@ def compare(
         raise ValueError("compare: `methods` must be named if a recipe or settings are given, as nothing is trained without.")
     check_out(folder)
     found = load_finished(cells, runs)
-    added = load_added(others, cells, finished=found, sets=[data_label(name) for name in names])
     board = Board(cells)
     board.note_finished(runs)
-    left = [cell for cell in cells if cell.stage is Stage.WAITING]
-    check_data(left, cells, runs)
-    device = cells[0].recipe.train.device if cells else "auto"
-    executor = _executor(device, on=on, jobs=jobs, threads=threads, address=ray_address) if left else None
-    make_folder(runs if cells else folder)
+    tests = check_data(cells, runs)
+    added = load_added(others, finished=[*found.values()], sets=[data_label(name) for name in names], tests=tests)
+    executor: LocalExecutor | RayExecutor | None = None
+    if board.count(Stage.WAITING):
+        device = cells[0].recipe.train.device
+        if on == "ray":
+            executor = RayExecutor(device=device, jobs=jobs, threads=threads, address=ray_address)
+        else:
+            executor = LocalExecutor(device=device, jobs=jobs, threads=threads)
+    (runs if cells else folder).mkdir(parents=True, exist_ok=True)
     tell = watch or (lambda board, event: None)
     tell(board, None)
     with closing(lock_folder(folder, where="compare")):
@@ -161,31 +145,12 @@ def compare(
         done.sort(key=lambda cell: (names.index(cell.recipe.data.name), parts.index(cell.method)))
         entries = [*(found.get(cell.name) or load_run_entry(runs / cell.name) for cell in done), *added]
         failures = tuple(cell for cell in cells if cell.stage is Stage.FAILED)
+        # Who is handed the table alone sees that it is not whole.
+        lost = ", ".join(cell.name for cell in failures if cell.shown)
+        missing = [f"Missing, as their runs failed: {lost}."] if lost else []
         make = write or partial(write_outputs, paper=paper, figures=figures)
-        table, files = make(entries, folder, _missing(failures)) if entries else (None, ())
+        table, files = make(entries, folder, missing) if entries else (None, ())
     return Comparison(folder, tuple(entries), failures, table, tuple(files))
-
-
-def _executor(device: str, *, on: str, jobs: int | None, threads: int, address: str | None) -> Executor:
-    """Choose where to run."""
-    if on == "ray":
-        from calibrant.grid.ray import RayExecutor
-
-        return RayExecutor(device=device, jobs=jobs, threads=threads, address=address)
-    return LocalExecutor(device=device, jobs=jobs, threads=threads)
-
-
-def _missing(failures: Iterable[Cell]) -> list[str]:
-    """Tell who reads the tables which rows are missing, or lack seeds."""
-    failed: dict[tuple[str, str], list[str]] = {}
-    for cell in failures:
-        if cell.shown:
-            failed.setdefault((cell.data, cell.method), []).append(str(cell.seed))
-    said = [
-        f"{method} on {data_name(data)} (seed{'' if len(seeds) == 1 else 's'} {join_words(seeds)})"
-        for (data, method), seeds in failed.items()
-    ]
-    return [f"Missing, as their runs failed: {join_words(said)}."] if said else []
 
 
 def check_out(folder: Path) -> None:
@@ -193,10 +158,7 @@ def check_out(folder: Path) -> None:
     place = folder.expanduser().resolve()
     for other in (place, *place.parents, *(file.parent for file in place.glob("*/recipe.toml"))):
         if is_run(other):
-            raise ValueError(
-                f"compare: `out` must not lie in a run or be a folder of runs, got {folder} and the run {other}. "
-                "Choose another with `--out`."
-            )
+            raise ValueError(f"compare: `out` must not be a run, lie in one or hold one, got {folder} and the run {other}.")
 
 
 def load_finished(cells: Sequence[Cell], runs: Path) -> dict[str, Entry]:
@@ -207,76 +169,60 @@ def load_finished(cells: Sequence[Cell], runs: Path) -> dict[str, Entry]:
     found = {}
     for cell in cells:
         folder = runs / cell.name
-        try:
-            recipe = read_recipe(folder) if (folder / "recipe.toml").exists() else cell.recipe
-            if is_finished(folder) and cell.shown:
-                found[cell.name] = load_run_entry(folder)
-        except (OSError, ValueError) as error:
-            raise ValueError(
-                f"compare: `{folder}` must hold what a run wrote, got: {error} Put it back, or remove the folder of the run, "
-                "which is then run again."
-            ) from None
-        check_same_run(recipe, cell.recipe, where=str(folder))
+        if (folder / "recipe.toml").exists():
+            check_same_run(read_recipe(folder), cell.recipe, where=str(folder))
+        if is_finished(folder) and cell.shown:
+            found[cell.name] = load_run_entry(folder)
     return found
 
 
-def check_data(left: Sequence[Cell], cells: Sequence[Cell], runs: Path) -> None:
-    """Raise if data are missing, too few for a batch, or have changed since a run of the grid was trained on them.
+def check_data(cells: Sequence[Cell], runs: Path) -> dict[str, ImageSet]:
+    """Check the data of a grid before it is run, and return the test sets that were read, by name.
 
-    Args:
-        left: The runs that are to be made.
-        cells: The whole grid. Data that only its finished runs need may be gone.
-        runs: Folder of its runs.
+    Raises ``ValueError`` or ``OSError`` if data are missing, too few for a batch, or have changed since a run of the grid was
+    trained on them. Data that only finished runs need may be gone.
     """
+    tests = {}
     for part in dict.fromkeys(cell.recipe.data for cell in cells):
-        here = [cell for cell in left if cell.base is None and cell.recipe.data == part]
-        done = [runs / cell.name for cell in cells if cell.recipe.data == part and is_finished(runs / cell.name)]
-        if not here and not (done and is_own(part)):
-            continue
+        mine = [cell for cell in cells if cell.recipe.data == part]
+        left = [cell for cell in mine if cell.stage is Stage.WAITING and cell.base is None]
+        done = [runs / cell.name for cell in mine if is_finished(runs / cell.name)] if is_own(part) else []
         try:
-            data = load_data(part)
+            data = load_data(part) if left or done else None
         except (OSError, ValueError):
-            if here:
+            if left:
                 raise
             continue
-        now = fingerprint(data) if done and is_own(part) else {}
-        for folder in done:
-            check_same_data(read_facts(folder), part, where=str(folder), now=now)
-        for cell in here:
-            train = divide_rows(len(data.train), cell.recipe)[0]
-            check_batch_size(cell.recipe.train.batch_size, examples=len(train))
+        if data is not None:
+            tests[mine[0].data] = data.test
+            now = fingerprint(data) if done else {}
+            for folder in done:
+                check_same_data(read_facts(folder), part, where=str(folder), now=now)
+            for cell in left:
+                train = divide_rows(len(data.train), cell.recipe)[0]
+                check_batch_size(cell.recipe.train.batch_size, examples=len(train))
+    return tests
 
 
 def load_added(
-    add: Sequence[str | Path], cells: Sequence[Cell], *, finished: Mapping[str, Entry], sets: Sequence[str]
+    add: Sequence[str | Path], *, finished: Sequence[Entry], sets: Sequence[str], tests: Mapping[str, ImageSet]
 ) -> list[Entry]:
-    """Read the rows to put below those of a grid; what is given twice with the same numbers is taken once.
+    """Read the rows to put below those of a grid.
 
     Args:
         add: Paths, or ``DATA=PATH`` with one of the grid's data sets.
-        cells: The grid; none if only added rows are compared.
-        finished: Its finished runs by name.
+        finished: Its finished runs.
         sets: Names of its data sets.
+        tests: Those of its test sets that are known.
 
     Returns:
-        The rows. Raises ``ValueError`` if one is of another test set, or a run that the grid has with other numbers.
+        The rows; what is given twice with the same numbers is taken once. Raises ``ValueError`` if one is of another test set,
+        or a run that is there with other numbers.
     """
-    given = [entry for path in add for entry in _load(path, sets)]
-    found = once([*finished.values(), *given])[len(finished) :]
-    tests = {entry.data: entry.test for entry in finished.values() if entry.test is not None}
-    for cell in cells:
-        if cell.data not in tests and any(entry.data == cell.data for entry in found):
-            tests[cell.data] = load_data(cell.recipe.data).test  # type: ignore[assignment]
-    check_same_labels(found, where="compare: `add`", tests=tests)
-    for cell in cells:
-        if found and cell.shown and cell.name not in finished:
-            recipe = cell.recipe
-            what = (recipe.method.preset, recipe.backbone.name, recipe.train.epochs, recipe.seed)
-            planned = Entry(cell.data, cell.method, found[0].scores, *what, recipe=flat_recipe(recipe))
-            if twice := [entry.folder for entry in found if identity(entry) == identity(planned)]:
-                raise ValueError(f"compare: `add` must not hold a run that the grid makes, {cell.name}, got {twice[0]}.")
+    found = once([*finished, *(entry for path in add for entry in _load(path, sets))])[len(finished) :]
+    check_same_labels([*finished, *found], where="compare: `add`", tests=tests)
     if found:
-        group_rows([*finished.values(), *found])
+        group_rows([*finished, *found])
     return found
 
 

@@ -1,9 +1,9 @@
 """Running cells on this machine: processes over its cores, or over its GPUs, several on one if they fit.
 
-A process runs cells one after the other, as loading torch takes longer than training on little data. Tasks reach it as JSON
-lines on standard input, and its answers are JSON lines; what a run prints goes to the cell's log. The process ends when its
-input does, so a parent that dies leaves nothing behind. A pool of `concurrent.futures` or joblib is no substitute: when one
-process is killed it gives up all others, and a run goes on for hours after its parent has died.
+A process runs cells one after the other, as loading torch takes longer than training on little data. Tasks and answers pass
+through a pipe, and the process ends when the other end is closed, so a parent that dies leaves nothing behind. A pool of
+`concurrent.futures` or joblib is no substitute: when one process is killed it gives up all others. Nor is `multiprocessing`:
+its processes run the caller's script again.
 """
 
 from __future__ import annotations
@@ -13,25 +13,27 @@ import gc
 import json
 import os
 import queue
-import selectors
 import shlex
 import signal
 import subprocess
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from time import monotonic
 
 import torch
 
 from calibrant.engine.hardware import choose_hardware
+from calibrant.engine.recipe import override
 from calibrant.engine.result import EpochRecord
+from calibrant.engine.train import scale_run, train
+from calibrant.grid.rows import command_of
 from calibrant.grid.schedule import Event, Task
 
 # More than a few processes on a GPU take turns without finishing earlier.
@@ -42,14 +44,12 @@ _MARGIN = 1.25
 _CONTEXT = 600 * 2**20
 _START = (
     "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); sys.path.append({place!r}); "
-    "from calibrant.grid.local import serve; serve()"
+    "from calibrant.grid.local import serve; serve({pipe})"
 )
 # Errors that another try would meet again.
 _FINAL = (ValueError, FloatingPointError, ImportError)
 # What the GPU's driver and libraries and the CPU's allocator say when memory is short.
 _NO_MEMORY = ("out of memory", "STATUS_ALLOC_FAILED", "can't allocate memory")
-
-Send = Callable[[dict[str, Any]], None]
 
 
 def usable_cores() -> int:
@@ -59,7 +59,7 @@ def usable_cores() -> int:
 
 def visible_gpus(device: str) -> list[str]:
     """Return the GPUs that ``device`` of a recipe allows, as ``CUDA_VISIBLE_DEVICES`` names them; none for the CPU."""
-    if not torch.cuda.is_available() or not (device == "auto" or device.startswith("cuda")):
+    if not torch.cuda.is_available() or not device.startswith(("auto", "cuda")):
         # Raises if there is no such device; with CUDA, asking so would take memory of a GPU.
         choose_hardware(device=device)
         return []
@@ -94,10 +94,6 @@ class Place:
         if all(other in self.needs for other in running) and free >= _MARGIN * max(self.needs.values()):
             self.limit = max(self.limit, min(self.most, len(running) + 1))
 
-    def overflowed(self, *, running: int) -> None:
-        """Take in that a cell found too little memory beside ``running`` others: so many are never run again."""
-        self.limit = self.most = max(1, running)
-
 
 def make_places(*, device: str, jobs: int | None, threads: int) -> list[Place]:
     """Divide the machine.
@@ -121,16 +117,22 @@ def make_places(*, device: str, jobs: int | None, threads: int) -> list[Place]:
 class _Worker:
     """A process, the place it computes in, and its task."""
 
-    def __init__(self, place: Place, log: str, threads: int) -> None:
+    def __init__(self, place: Place, log: Path, threads: int) -> None:
         self.place = place
         self.task: Task | None = None
+        self.pipe, theirs = Pipe()
         limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
         environment = os.environ | limits | {"OMP_WAIT_POLICY": "PASSIVE", "CUDA_VISIBLE_DEVICES": place.gpu or ""}
-        command = [sys.executable, "-P", "-c", _START.format(place=str(Path(__file__).parents[2]))]
-        pipe = subprocess.PIPE
-        with open(log, "ab") as errors:
-            # Without buffers: `select` does not see lines that wait in one.
-            self.process = subprocess.Popen(command, bufsize=0, stdin=pipe, stdout=pipe, stderr=errors, env=environment)
+        start = _START.format(place=str(Path(__file__).parents[2]), pipe=theirs.fileno())
+        with theirs, log.open("ab") as said:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-c", start],
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                env=environment,
+                pass_fds=[theirs.fileno()],
+            )
 
 
 class LocalExecutor:
@@ -149,7 +151,6 @@ class LocalExecutor:
         self.places = make_places(device=device, jobs=jobs, threads=threads)
         self._threads = threads
         self._workers: list[_Worker] = []
-        self._answers = selectors.DefaultSelector()
 
     def free(self) -> int:
         """How many more cells it would take now."""
@@ -157,21 +158,19 @@ class LocalExecutor:
 
     def submit(self, task: Task) -> None:
         """Start a cell where most room is, in a process that waits there or a new one."""
-        Path(task["log"]).parent.mkdir(parents=True, exist_ok=True)
         place = max(self.places, key=lambda place: place.limit - len(self._running(place)))
         worker = next((worker for worker in self._workers if worker.place is place and worker.task is None), None)
         if worker is None:
-            worker = _Worker(place, task["log"], self._threads)
+            worker = _Worker(place, task.log, self._threads)
             self._workers.append(worker)
-            self._answers.register(worker.process.stdout, selectors.EVENT_READ, worker)  # type: ignore[arg-type]
         worker.task = task
-        assert worker.process.stdin is not None
         with suppress(OSError):  # a process that has died says so by the end of its answers
-            worker.process.stdin.write(json.dumps(task).encode() + b"\n")
+            worker.pipe.send(task)
 
     def poll(self, seconds: float) -> list[Event]:
         """What happened since the last call."""
-        events = [self._take(key.data) for key, _ in self._answers.select(seconds)]
+        ready = wait([worker.pipe for worker in self._workers], seconds)
+        events = [self._take(worker) for worker in [*self._workers] if worker.pipe in ready]
         return [event for event in events if event is not None]
 
     def close(self) -> None:
@@ -181,26 +180,23 @@ class LocalExecutor:
             self._remove(worker)
 
     def _running(self, place: Place) -> list[str]:
-        return [worker.task["name"] for worker in self._workers if worker.place is place and worker.task is not None]
+        return [worker.task.name for worker in self._workers if worker.place is place and worker.task is not None]
 
     def _remove(self, worker: _Worker) -> int:
         """Forget a process that has ended; return its code."""
-        self._answers.unregister(worker.process.stdout)  # type: ignore[arg-type]
         self._workers.remove(worker)
-        with worker.process:
-            return worker.process.wait()
+        worker.pipe.close()
+        return worker.process.wait()
 
     def _take(self, worker: _Worker) -> Event | None:
         task, place = worker.task, worker.place
-        assert worker.process.stdout is not None
-        line = worker.process.stdout.readline()
-        if not line.endswith(b"\n"):
+        try:
+            event: Event = worker.pipe.recv()
+        except (EOFError, OSError):
             # The process has ended, and with it the run.
             code = self._remove(worker)
             how = f"ended with code {code}" if code >= 0 else f"was killed ({signal.Signals(-code).name})"
-            return None if task is None else Event(task["name"], "failed", text=f"its process {how}")
-        assert task is not None
-        event = Event(task["name"], **json.loads(line))
+            return None if task is None else Event(task.name, "failed", text=f"its process {how}")
         if event.kind == "step":
             if event.gpu is not None:
                 place.measured(event.name, *event.gpu, running=self._running(place))
@@ -210,97 +206,84 @@ class LocalExecutor:
             # A failed run may have left its memory in pieces: its process takes no other.
             worker.process.kill()
             self._remove(worker)
-            if event.crowded:
-                others = len(self._running(place))
-                place.overflowed(running=others)
-                return replace(event, crowded=others > 0)
+        if event.crowded:
+            # So many are never run beside each other again.
+            others = len(self._running(place))
+            place.limit = place.most = max(1, others)
+            return replace(event, crowded=others > 0)
         return event
 
 
-def run_task(task: Task, *, send: Send) -> None:
+def run_task(task: Task, *, send: Callable[[Event], None]) -> None:
     """Run one cell, or make it from its base, in its folder; an unfinished run there goes on, a finished one is left alone.
 
     Args:
-        task: ``recipe`` as plain data, ``folder``, and ``base``, the folder of the run it is made of, or None.
-        send: Called with what happens, as the fields of an `Event` but its name; ``crowded`` says here that memory was short.
+        task: What to run.
+        send: Called with what happens, and in the end with "done" or "failed".
     """
-    from calibrant.engine.recipe import override, recipe_of
-    from calibrant.engine.train import scale_run, train
-    from calibrant.grid.collect import numbers_of_run
-    from calibrant.grid.rows import command_of
-
-    began, told = time.monotonic(), 0.0
+    began = told = monotonic()
 
     def report(record: EpochRecord) -> None:
         gpu = None
         if torch.cuda.is_initialized():
             gpu = (torch.cuda.max_memory_reserved() + _CONTEXT, torch.cuda.mem_get_info()[0])
         numbers = {key: value for key in ("val_error", "val_ece") if (value := getattr(record, key)) is not None}
-        send({"kind": "step", "epochs": record.epoch + 1.0, "numbers": numbers, "gpu": gpu})
+        send(Event(task.name, "step", epochs=record.epoch + 1.0, numbers=numbers, gpu=gpu))
 
     def tick(epoch: int, step: int, steps: int) -> None:
         nonlocal told
-        if time.monotonic() - told >= 1:
-            told = time.monotonic()
-            send({"kind": "step", "epochs": epoch + step / steps})
+        if monotonic() - told >= 1:
+            told = monotonic()
+            send(Event(task.name, "step", epochs=epoch + step / steps))
 
     try:
-        recipe = recipe_of(task["recipe"])
+        recipe = task.recipe
         if recipe.train.device.startswith("cuda:"):
             # The process sees only the GPU that it was given.
             recipe = override(recipe, {"train.device": "cuda"})
         sys.argv = shlex.split(command_of(recipe))
         if ":" in recipe.backbone.name and "" not in sys.path:
             sys.path.insert(0, "")
-        if task["base"] is not None:
-            scale_run(task["base"], out=task["folder"], resume=True)
+        if task.base is not None:
+            scale_run(task.base, out=task.folder, resume=True)
         else:
-            train(recipe, out=task["folder"], resume=True, report=report, tick=tick)
-        numbers = numbers_of_run(task["folder"])
-        said = "".join(f", {key} {100 * value:.2f}%" for key, value in numbers.items() if value is not None)
-        sys.stderr.write(f"finished after {time.monotonic() - began:.1f} s{said}\n")
-        send({"kind": "done", "numbers": numbers})
+            train(recipe, out=task.folder, resume=True, report=report, tick=tick)
+        found = json.loads((task.folder / "metrics.json").read_text(encoding="utf-8"))["metrics"]
+        numbers = {key: found[key]["value"] for key in ("error", "ece")}
+        sys.stderr.write(f"finished after {monotonic() - began:.1f} s, {numbers}\n")
+        send(Event(task.name, "done", numbers=numbers))
     except Exception as error:
         text = str(error).strip()
         if not isinstance(error, (*_FINAL, OSError)):
             text = f"{type(error).__name__}: {text}"
             traceback.print_exc()
         sys.stderr.write(f"{text}\n")
-        short = isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError))
-        short = short or isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
+        short = isinstance(error, MemoryError) or any(words in text for words in _NO_MEMORY)
         first = (text or type(error).__name__).splitlines()[0]
-        send({"kind": "failed", "text": first, "again": not isinstance(error, _FINAL), "crowded": short})
-    finally:
-        gc.collect()
+        send(Event(task.name, "failed", text=first, again=not isinstance(error, _FINAL), crowded=short))
 
 
-def serve() -> None:
-    """Run tasks until there are no more: what a process of `LocalExecutor` does."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
+def serve(fileno: int) -> None:
+    """Run the tasks that come through a pipe until it is closed: what a process of `LocalExecutor` does."""
+    pipe, tasks = Connection(fileno), queue.SimpleQueue[Task]()
     faulthandler.enable()
-    tasks: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
 
     def listen() -> None:
-        for line in sys.stdin:
-            tasks.put(json.loads(line))
+        with suppress(EOFError, OSError):
+            while True:
+                tasks.put(pipe.recv())
         # The parent is gone or wants no more. An unfinished run goes on from its last checkpoint another time.
         os._exit(0)
-
-    def send(message: dict[str, Any]) -> None:
-        answers.write(json.dumps(message) + "\n")
-        answers.flush()
 
     threading.Thread(target=listen, daemon=True).start()
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     while True:
         task = tasks.get()
-        with Path(task["log"]).open("a", encoding="utf-8") as log:
-            log.write(f"{task['name']}, {datetime.now().astimezone().isoformat(timespec='seconds')}\n")
-            log.flush()
+        with task.log.open("ab") as log:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
-        run_task(task, send=send)
+        run_task(task, send=pipe.send)
+        gc.collect()
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()

@@ -1,6 +1,6 @@
 """A grid as cells, one for every data set, method and seed; what runs next, retries, and the time left.
 
-An `Executor` runs the cells: `calibrant.grid.local` and `calibrant.grid.ray` have one each.
+An executor runs the cells: `calibrant.grid.local` and `calibrant.grid.ray` have one each.
 """
 
 from __future__ import annotations
@@ -9,20 +9,19 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from enum import StrEnum
+from itertools import product
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from calibrant.backbones import BACKBONES
 from calibrant.core.registry import lookup
 from calibrant.data import DATASETS, is_path
 from calibrant.engine.folder import is_finished
 from calibrant.engine.methods import facts_of, find_method, make_plan, resolved, split_name
-from calibrant.engine.recipe import Recipe, check_recipe, override, to_dict
-from calibrant.grid.collect import data_label, numbers_of_run
-
-# More than this is a seed that was meant, not a number of them.
-_MOST_SEEDS = 1000
+from calibrant.engine.recipe import Recipe, check_recipe, override
+from calibrant.grid.collect import data_label
 
 
 class Stage(StrEnum):
@@ -47,7 +46,6 @@ class Cell:
         log: Where its run says more.
         tries: How often it was started, not counting tries that lacked memory beside others.
         first: Epochs it had at its first sign of progress; a resumed run has some behind it.
-        found: Whether it was finished before.
     """
 
     name: str
@@ -56,12 +54,11 @@ class Cell:
     shown: bool = True
     stage: Stage = Stage.WAITING
     epochs: float = 0.0
-    numbers: Mapping[str, float | None] = field(default_factory=dict)
+    numbers: Mapping[str, float] = field(default_factory=dict)
     text: str = ""
     log: Path | None = None
     tries: int = 0
     first: float | None = None
-    found: bool = False
 
     @property
     def data(self) -> str:
@@ -72,11 +69,6 @@ class Cell:
     def method(self) -> str:
         """Name of the method."""
         return self.recipe.method.name
-
-    @property
-    def seed(self) -> int:
-        """Seed of the run."""
-        return self.recipe.seed
 
     @property
     def total(self) -> int:
@@ -110,23 +102,35 @@ def plan_cells(
         >>> [(cell.name, cell.shown) for cell in cells]
         [('digits-convnet-ce-seed0', False), ('digits-convnet-ce+ts-seed0', True), ('digits-convnet-focal-seed0', True)]
     """
-    _check_axes(data, methods, seeds)
-    common, own = _split_settings(settings or {}, methods)
+    for what, values in (("data", data), ("methods", methods), ("seeds", seeds)):
+        if not values:
+            raise ValueError(f"compare: `{what}` must hold at least one, got none.")
+    bases = dict.fromkeys(split_name(method)[0] for method in methods)
+    for key in settings or ():
+        if key in ("seed", "data.name", "method.name"):
+            raise ValueError(f"compare: `{key}` is what the grid varies. Use `--seeds`, `--data` and `--methods`.")
+        if ":" in key:
+            lookup(bases, key.partition(":")[0], kind="method of this grid")
+    # What is said of one method comes after what is said of all.
+    told = sorted((settings or {}).items(), key=lambda pair: ":" in pair[0])
     cells: dict[str, Cell] = {}
-    for name in data:
+    for name, seed, method in product(data, seeds, methods):
+        find_method(method)
+        base, scaled = split_name(method)
         # Small sets have settings of their own, used where nothing else is said.
-        small = DATASETS[name].settings if recipe is None and name in DATASETS else {}
-        start = override(recipe or Recipe(), {"data.name": name, **small} | common)
-        for seed in seeds:
-            for method in methods:
-                base, scaled = split_name(method)
-                changed = resolved(override(start, {"seed": seed, "method.name": base} | own[base]))
-                _check(changed)
-                trained = Cell(cell_name(changed), changed, shown=base in methods)
-                cells.setdefault(trained.name, trained)
-                if scaled:
-                    after = replace(changed, method=replace(changed.method, name=method))
-                    cells[cell_name(after)] = Cell(cell_name(after), after, base=trained.name)
+        small = {} if recipe is not None or is_path(name) else DATASETS[name].settings
+        own = {key.partition(":")[2] or key: value for key, value in told if key.startswith(f"{base}:") or ":" not in key}
+        changed = {"data.name": name, "seed": seed, "method.name": base, **small, **own}
+        run = resolved(override(recipe or Recipe(), changed))
+        _check(run)
+        trained = Cell(cell_name(run), run, shown=base in methods)
+        if cells.setdefault(trained.name, trained).recipe != run:
+            raise ValueError(
+                f"compare: `data` must have different last parts of paths, as these name runs, got {', '.join(data)}."
+            )
+        if scaled:
+            after = replace(run, method=replace(run.method, name=method))
+            cells[cell_name(after)] = Cell(cell_name(after), after, base=trained.name)
     return tuple(cells.values())
 
 
@@ -134,7 +138,7 @@ def cell_name(recipe: Recipe) -> str:
     """Return the name of a run: ``DATA-MODEL-METHOD-seedN``, with ``-paper`` behind the method for that preset."""
     method = recipe.method.name + ("" if recipe.method.preset == "default" else f"-{recipe.method.preset}")
     words = (data_label(recipe.data.name), recipe.backbone.name.rpartition(":")[2], method, f"seed{recipe.seed}")
-    return _in_names("-".join(words))
+    return re.sub(r"[^\w.+-]", "-", "-".join(words))
 
 
 def split_names(names: str | Sequence[str]) -> list[str]:
@@ -151,55 +155,17 @@ def parse_seeds(seeds: int | str | Sequence[int]) -> list[int]:
         ([0, 1, 2], [0, 3, 7], [5])
     """
     try:
-        if isinstance(seeds, str):
-            seeds = [int(part) for part in seeds.split(",") if part.strip()] if "," in seeds else int(seeds)
-        if isinstance(seeds, int) and seeds > _MOST_SEEDS:
-            raise ValueError
-        found = list(range(seeds)) if isinstance(seeds, int) else [int(seed) for seed in seeds]
+        listed = isinstance(seeds, str) and "," in seeds
+        given = [part for part in str(seeds).split(",") if part.strip()] if listed else seeds
+        found = [int(seed) for seed in (range(int(given))[:1001] if isinstance(given, (int, str)) else given)]
     except (ValueError, TypeError):
         found = []
-    if not found or min(found) < 0:
+    if not 1 <= len(found) <= 1000 or min(found) < 0:
         raise ValueError(
-            f"compare: `seeds` must be how many, at most {_MOST_SEEDS:,}, or a list of numbers >= 0, as 0,3,7, got {seeds!r}. "
+            f"compare: `seeds` must be how many, at most 1,000, or a list of numbers >= 0, as 0,3,7, got {seeds!r}. "
             "A comma makes one number a list: `7,` is seed 7 alone."
         )
     return list(dict.fromkeys(found))
-
-
-def _in_names(text: str) -> str:
-    return re.sub(r"[^\w.+-]", "-", text)
-
-
-def _check_axes(data: Sequence[str], methods: Sequence[str], seeds: Sequence[int]) -> None:
-    for what, values in (("data", data), ("methods", methods), ("seeds", seeds)):
-        if not values:
-            raise ValueError(f"compare: `{what}` must hold at least one, got none.")
-    for name in data:
-        if not is_path(name):
-            DATASETS[name]  # an unknown name is answered with the nearest
-    for method in methods:
-        find_method(method)
-    if len({_in_names(data_label(name)) for name in data}) < len(data):
-        raise ValueError(
-            f"compare: `data` must have different last parts of paths, which name the runs, got {', '.join(data)}."
-        )
-
-
-def _split_settings(
-    settings: Mapping[str, object], methods: Sequence[str]
-) -> tuple[dict[str, object], dict[str, dict[str, object]]]:
-    """Part the settings of all runs from those of one method."""
-    common: dict[str, object] = {}
-    own: dict[str, dict[str, object]] = {split_name(method)[0]: {} for method in methods}
-    for key, value in settings.items():
-        method, colon, rest = key.rpartition(":")
-        if key in ("seed", "data.name", "method.name"):
-            raise ValueError(f"compare: `{key}` is what the grid varies. Use `--seeds`, `--data` and `--methods`.")
-        if colon:
-            lookup(own, method, kind="method of this grid")[rest] = value
-        else:
-            common[key] = value
-    return common, own
 
 
 def _check(recipe: Recipe) -> None:
@@ -210,12 +176,15 @@ def _check(recipe: Recipe) -> None:
         lookup(BACKBONES, recipe.backbone.name, kind="backbone")
 
 
-# Seconds between looks at the executor.
-_PAUSE = 0.25
+@dataclass(frozen=True)
+class Task:
+    """What an executor runs: the recipe, the folder of its run and of the run that it is made of, if any, and its log."""
 
-
-# What an executor runs, as plain data: name, recipe, run folder, base (the run folder it is made from, or None), and log.
-Task = Mapping[str, Any]
+    name: str
+    recipe: Recipe
+    folder: Path
+    base: Path | None
+    log: Path
 
 
 @dataclass(frozen=True)
@@ -230,37 +199,32 @@ class Event:
         gpu: Bytes that the process needs on its GPU, and bytes that are free there.
         text: Why it failed, in one sentence.
         again: Whether another try may help.
-        crowded: Whether it failed for lack of memory beside other cells, which does not count as a try.
+        crowded: Whether it failed for lack of memory; of an executor, only beside other cells, which does not count as a try.
     """
 
     name: str
     kind: Literal["step", "done", "failed"]
     epochs: float = 0.0
-    numbers: Mapping[str, float | None] = field(default_factory=dict)
+    numbers: Mapping[str, float] = field(default_factory=dict)
     gpu: tuple[int, int] | None = None
     text: str = ""
     again: bool = True
     crowded: bool = False
 
 
-class Executor(Protocol):
+class _Executor(Protocol):
     """Runs cells somewhere. Every cell it is given ends in one event "done" or "failed", whatever happens to it."""
 
-    def free(self) -> int:
-        """How many more cells it would take now."""
-        ...
+    # How many more cells it would take now.
+    def free(self) -> int: ...
 
-    def submit(self, task: Task) -> None:
-        """Start a cell."""
-        ...
+    def submit(self, task: Task) -> None: ...
 
-    def poll(self, seconds: float) -> list[Event]:
-        """What happened since the last call; waits up to ``seconds`` for something."""
-        ...
+    # What happened since the last call; waits up to so many seconds for something.
+    def poll(self, seconds: float) -> list[Event]: ...
 
-    def close(self) -> None:
-        """Stop everything that runs, at once."""
-        ...
+    # Stops everything that runs, at once.
+    def close(self) -> None: ...
 
 
 class Board:
@@ -281,19 +245,16 @@ class Board:
         """Mark the cells whose runs are finished, and bases that nobody asked for and nothing waits for."""
         for name, cell in self.cells.items():
             if is_finished(runs / name):
-                cell.stage, cell.epochs, cell.found = Stage.DONE, float(cell.total), True
-                cell.numbers = numbers_of_run(runs / name)
+                cell.stage = Stage.DONE
         needed = {cell.base for cell in self.cells.values() if cell.stage is Stage.WAITING}
         for name, cell in self.cells.items():
-            if cell.stage is Stage.WAITING and not cell.shown and name not in needed:
-                cell.stage, cell.found = Stage.DONE, True
+            if not cell.shown and name not in needed:
+                cell.stage = Stage.DONE
 
     def next_ready(self) -> Cell | None:
         """The first waiting cell whose base, if it has one, is done."""
-        for cell in self.cells.values():
-            if cell.stage is Stage.WAITING and (cell.base is None or self.cells[cell.base].stage is Stage.DONE):
-                return cell
-        return None
+        waiting = (cell for cell in self.cells.values() if cell.stage is Stage.WAITING)
+        return next((cell for cell in waiting if cell.base is None or self.cells[cell.base].stage is Stage.DONE), None)
 
     def start(self, cell: Cell) -> None:
         """Note that a cell is being run."""
@@ -327,7 +288,7 @@ class Board:
 Watch = Callable[[Board, Event | None], None]
 
 
-def run_cells(board: Board, executor: Executor, *, runs: Path, logs: Path, retries: int, watch: Watch) -> None:
+def run_cells(board: Board, executor: _Executor, *, runs: Path, logs: Path, retries: int, watch: Watch) -> None:
     """Run what waits on a board until nothing is left that can be run; the executor is closed at the end.
 
     Args:
@@ -338,19 +299,20 @@ def run_cells(board: Board, executor: Executor, *, runs: Path, logs: Path, retri
         retries: How often a failed cell is tried again.
         watch: Called after every change, and now and then.
     """
+    runs, made = runs.resolve(), logs.resolve()
+    made.mkdir(parents=True, exist_ok=True)
     try:
         while True:
-            room = executor.free()
-            while room > 0 and (cell := board.next_ready()) is not None:
+            while executor.free() > 0 and (cell := board.next_ready()) is not None:
                 board.start(cell)
                 cell.log = logs / f"{cell.name}.log"
-                places = {"folder": runs / cell.name, "base": None if cell.base is None else runs / cell.base, "log": cell.log}
-                found = {key: None if place is None else str(place.resolve()) for key, place in places.items()}
-                executor.submit({"name": cell.name, "recipe": to_dict(cell.recipe), **found})
-                room -= 1
+                with cell.log.open("a", encoding="utf-8") as log:
+                    log.write(f"{cell.name}, {datetime.now().astimezone().isoformat(timespec='seconds')}\n")
+                base = None if cell.base is None else runs / cell.base
+                executor.submit(Task(cell.name, cell.recipe, runs / cell.name, base, made / cell.log.name))
             if board.count(Stage.RUNNING) == 0:
                 return
-            events = executor.poll(_PAUSE)
+            events = executor.poll(0.25)
             for event in events:
                 board.note(event, retries=retries)
                 watch(board, event)

@@ -4,9 +4,11 @@ import io
 from pathlib import Path
 
 import pytest
+import typer
 from rich.console import Console
 
-from calibrant.cli.compare import GridDisplay, draw_board, ended_words, failure_words, show_table, total_words
+from calibrant.cli.compare import GridDisplay, ended_words, running_words, show_table, summarize
+from calibrant.grid.compare import Comparison
 from calibrant.grid.schedule import Board, Event, Stage, plan_cells
 from calibrant.report.rows import Cell, Column, Row, Section, Table
 
@@ -30,30 +32,17 @@ def board() -> Board:
     note("ce-seed1", "step", epochs=12.5)
     note("focal-seed0", "failed", text="it broke", again=False)
     note("focal-seed1", "failed", text="it was killed")
-    note("focal-seed2", "done")
+    note("focal-seed2", "done", numbers={"error": 0.1, "ece": 0.1})
     made.start(made.cells["digits-convnet-focal+ts-seed2"])
     return made
 
 
-def drawn(board: Board, width: int) -> list[list[str]]:
-    stream = io.StringIO()
-    Console(file=stream, width=width).print(draw_board(board, width=width))
-    return [line.split() for line in stream.getvalue().splitlines()]
-
-
-def test_draw_board_shows_every_seed_of_every_method(board: Board) -> None:
-    lines = drawn(board, 100)
-    assert ["ce", "4.52", "/", "1.20", "12/30", "12.5%", "·"] in lines
-    assert ["focal+ts", "failed", "·", "scaling"] in lines
-    assert ["focal", "failed"] in lines  # a base that nobody asked for is shown once it fails
-    assert lines[0][:7] == ["2/9", "runs", "done,", "2", "running,", "2", "failed,"]
-
-
-def test_draw_board_without_room_for_seeds_counts_them(board: Board) -> None:
-    lines = drawn(board, 36)
-    assert ["digits", "running", "done", "failed"] in lines
-    assert ["ce", "1", "1"] in lines
-    assert max(sum(len(word) + 1 for word in line) for line in lines) <= 37
+def test_running_words_say_how_far_every_run_is(board: Board) -> None:
+    assert running_words(board).splitlines() == [
+        "60 s passed, about 7 min left",
+        "  digits ce seed 1: epoch 12 of 30, validation error 12.5%",
+        "  digits focal+ts seed 2: epoch 0 of 0",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -81,26 +70,26 @@ def test_grid_display_without_a_terminal_writes_a_line_for_every_end(board: Boar
     ]
 
 
-def test_failure_words_say_each_reason_once() -> None:
-    logs = Path("logs")
-    cells = sorted(plan_cells(["digits"], ["ce+ts", "focal"], [0, 1]), key=lambda cell: cell.method)
-    for cell in cells:
-        cell.text = f"{cell.base}, which it is made of, failed" if cell.base else f"{cell.method} broke"
-        cell.log = None if cell.base else logs / f"{cell.name}.log"
-    assert failure_words(cells)[:3] == [
-        f"digits-convnet-ce-seed0 and 1 more failed: ce broke (log: {logs / 'digits-convnet-ce-seed0.log'})",
-        "digits-convnet-ce+ts-seed0 and 1 more failed: the run it is made of failed",
-        f"digits-convnet-focal-seed0 and 1 more failed: focal broke (log: {logs / 'digits-convnet-focal-seed0.log'})",
+def test_summarize_says_what_failed_and_ends_with_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
+    base, scaled = plan_cells(["digits"], ["ce+ts"], [0])
+    base.text, base.log, scaled.text = "it broke", Path("logs", "x.log"), f"{base.name}, which it is made of, failed"
+    with pytest.raises(typer.Exit) as left:
+        summarize(Comparison(Path("out"), (), (base, scaled), None, ()))
+    assert left.value.exit_code == 1
+    assert capsys.readouterr().err.splitlines()[:2] == [
+        f"calibrant: {base.name} failed: it broke (log: {base.log})",
+        f"calibrant: {scaled.name} failed: {base.name}, which it is made of, failed",
     ]
-    assert failure_words([]) == []
 
 
-def test_grid_display_on_a_terminal_draws_and_clears_the_grid(board: Board) -> None:
+def test_grid_display_on_a_terminal_shows_what_runs_and_clears_it(board: Board) -> None:
     stream = io.StringIO()
-    display = GridDisplay(console=Console(file=stream, width=100, force_terminal=True))
+    display = GridDisplay(console=Console(file=stream, width=100, force_terminal=True, highlight=False))
     with display.open():
+        display.watch(board, None)
         display.watch(board, Event("digits-convnet-ce-seed0", "done"))
-    assert "4.52 / 1.20" in stream.getvalue()
+    assert "error 4.52%, ECE 1.20%" in stream.getvalue()
+    assert "epoch 12 of 30" in stream.getvalue()
     assert stream.getvalue().endswith("\x1b[2K")
 
 
@@ -157,6 +146,4 @@ def test_watch_says_once_that_tables_are_made() -> None:
     made.note(event, retries=1)
     display.watch(made, event)
     display.watch(made, None)
-    display.watch(made, None)
     assert stream.getvalue().splitlines()[2:] == ["making tables and the report"]
-    assert "making tables and the report" in total_words(made)

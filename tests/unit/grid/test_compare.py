@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from calibrant.engine.folder import lock_folder
 from calibrant.grid import compare as module
 from calibrant.grid.compare import compare
 from calibrant.grid.local import make_places, run_task
-from calibrant.grid.schedule import Event, Task, plan_cells
+from calibrant.grid.schedule import Event, Stage, Task
 
 SHORT = {"train.epochs": 1, "train.batch_size": 800, "train.device": "cpu"}
 
@@ -30,12 +31,12 @@ class Here:
 
     def submit(self, task: Task) -> None:
         self.tasks.append(task)
-        self.given.append(task["name"])
+        self.given.append(task.name)
 
     def poll(self, seconds: float) -> list[Event]:
-        task, said = self.tasks.pop(), []
-        run_task(task, send=said.append)
-        return [Event(task["name"], **message | {"again": False}) for message in said]
+        said: list[Event] = []
+        run_task(self.tasks.pop(), send=said.append)
+        return [replace(event, again=False) for event in said]
 
     def close(self) -> None:
         pass
@@ -75,13 +76,6 @@ def test_compare_does_not_train_a_base_again_that_only_a_finished_run_was_made_o
     assert [entry.method for entry in found.entries] == ["ce+ts", "brier"]
 
 
-def test_missing_rows_are_those_that_were_asked_for() -> None:
-    cells = plan_cells(["cifar10"], ["focal+ts"], [0, 2])
-    # The runs of focal were made for those of focal+ts only.
-    assert module._missing(cells) == ["Missing, as their runs failed: focal+ts on CIFAR-10 (seeds 0 and 2)."]
-    assert module._missing([]) == []
-
-
 def test_compare_reports_what_failed_and_compares_the_rest(tmp_path: Path) -> None:
     settings = SHORT | {"focal:optim.lr": 1e30, "focal:train.clip_norm": 0}
     found = run(tmp_path, "ce,focal,focal+ts", settings=settings)
@@ -93,10 +87,10 @@ def test_compare_reports_what_failed_and_compares_the_rest(tmp_path: Path) -> No
     assert (second.name, second.log) == ("mixture-mlp-focal+ts-seed0", None)
     assert second.text == "mixture-mlp-focal-seed0, which it is made of, failed"
     # Who is handed the table alone sees that it is not whole.
-    missing = "Missing, as their runs failed: focal on mixture (seed 0) and focal+ts on mixture (seed 0)."
+    missing = "Missing, as their runs failed: mixture-mlp-focal-seed0, mixture-mlp-focal+ts-seed0."
     for name in ("table.md", "table.json", "report.html"):
         assert missing in (tmp_path / name).read_text(encoding="utf-8"), name
-    assert "Missing, as their runs failed: focal on mixture" in (tmp_path / "table.tex").read_text(encoding="utf-8")
+    assert "Missing, as their runs failed: mixture-mlp-focal" in (tmp_path / "table.tex").read_text(encoding="utf-8")
     assert "Missing" not in (tmp_path / "table.csv").read_text(encoding="utf-8")
 
 
@@ -123,7 +117,7 @@ def test_compare_with_a_damaged_run_is_refused_before_others_are_trained(tmp_pat
         for damaged in (None, whole[:30]):
             file.unlink() if damaged is None else file.write_bytes(damaged)
             if (name, damaged) != ("run.json", None):
-                with pytest.raises(ValueError, match="`.*ce-seed0` must hold what a run wrote, got: .* remove the folder"):
+                with pytest.raises(ValueError, match="ce-seed0"):
                     run(tmp_path, "ce,focal")
         file.write_bytes(whole)
     assert Here.given == []
@@ -148,15 +142,6 @@ def test_compare_puts_predictions_of_others_below_under_the_name_of_the_data(tmp
     assert len(found.table.sections) == 1
 
 
-def test_compare_with_a_run_that_the_grid_trains_too_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    run(tmp_path / "first")
-    Here.given.clear()
-    with pytest.raises(ValueError, match="`add` must not hold a run that the grid makes, mixture-mlp-ce-seed0, got .*first"):
-        run(tmp_path / "second", add=[tmp_path / "first" / "runs"])
-    assert Here.given == []
-    assert not (tmp_path / "second").exists()
-
-
 def test_compare_of_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     lock = lock_folder(tmp_path)
     try:
@@ -171,11 +156,11 @@ def test_compare_tells_the_watcher_what_is_there_and_what_happens(tmp_path: Path
     seen: list[tuple[int, str | None]] = []
 
     def watch(board, event) -> None:
-        seen.append((sum(cell.found for cell in board.cells.values()), event and event.kind))
+        seen.append((board.count(Stage.DONE), event and event.kind))
 
     run(tmp_path, "ce,focal", watch=watch)
     # The last call is before tables are made.
-    assert (seen[0], seen[-2], seen[-1]) == ((1, None), (1, "done"), (1, None))
+    assert (seen[0], seen[-2], seen[-1]) == ((1, None), (2, "done"), (2, None))
     assert set(seen[1:-2]) == {(1, "step")}
 
 

@@ -3,60 +3,54 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
+import pickle
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-import calibrant.engine.train as engine
-from calibrant.engine.recipe import Recipe, recipe_of, to_dict
+from calibrant.engine.recipe import Recipe, recipe_of
 from calibrant.engine.result import EpochRecord
 from calibrant.grid import local
 from calibrant.grid.local import LocalExecutor, Place, make_places, run_task, visible_gpus
-from calibrant.grid.schedule import Cell, Event, Task, plan_cells
+from calibrant.grid.schedule import Event, Task
 
-CELLS = {cell.method: cell for cell in plan_cells(["mixture"], ["ce", "focal", "brier", "mixup", "crl", "ecp", "flsd"], [0])}
-# What a process does with a task goes by its method; `number` tells how many it was given before.
+# A process that does what a task says, and notes who it is in the log.
 STUB = """
-import json, os, signal, sys
-number = 0
-def say(**message):
-    print(json.dumps(message), flush=True)
-for line in sys.stdin:
-    task = json.loads(line)
-    method = task["recipe"]["method"]["name"]
-    if method == "focal":
+import json, os, signal
+from multiprocessing.connection import Connection
+pipe = Connection({pipe})
+while True:
+    task = pipe.recv()
+    if task.does == "exit":
         os._exit(3)
-    elif method == "brier":
+    elif task.does == "die":
         os.kill(os.getpid(), signal.SIGKILL)
-    elif method == "mixup":
-        say(kind="failed", text="too big", again=True, crowded=True)
-    elif method == "flsd":
-        say(kind="failed", text="too odd", again=True)
-    elif method == "crl":
-        say(kind="step", epochs=1.0, numbers={"val_error": 0.5}, gpu=[100, 1000])
-    else:
-        gpu = os.environ["CUDA_VISIBLE_DEVICES"]
-        numbers = {"number": number, "pid": os.getpid(), "threads": int(os.environ["OMP_NUM_THREADS"]), "gpu": gpu}
-        say(kind="done", numbers=numbers)
-    number += 1
+    with open(task.log, "a") as log:
+        log.write(json.dumps([os.getpid(), os.environ["OMP_NUM_THREADS"], os.environ["CUDA_VISIBLE_DEVICES"]]) + "\\n")
+    pipe.send_bytes(task.does)
 """
 
 
 @pytest.fixture
 def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalExecutor]:
-    monkeypatch.setattr(local, "_START", STUB.replace("{", "{{").replace("}", "}}"))
+    monkeypatch.setattr(local, "_START", STUB)
     made = LocalExecutor(device="cpu", jobs=2, threads=3)
     yield made
     made.close()
 
 
-def task(cell: Cell, folder: Path) -> Task:
-    places = {"folder": str(folder / cell.name), "base": None, "log": str(folder / "logs" / f"{cell.name}.log")}
-    return {"name": cell.name, "recipe": to_dict(cell.recipe), **places}
+def submit(pool: LocalExecutor, folder: Path, kind: str = "done", name: str = "run", **what: Any) -> Event:
+    """Give a task that answers with an event, or ends its process; return that event."""
+    event = Event(name, "failed" if kind in ("exit", "die") else kind, **what)  # type: ignore[arg-type]
+    does = kind if kind in ("exit", "die") else pickle.dumps(event)
+    pool.submit(SimpleNamespace(name=name, log=folder / "log", does=does))  # type: ignore[arg-type]
+    return event
 
 
 def answers(pool: LocalExecutor, number: int = 1) -> list[Event]:
@@ -66,72 +60,64 @@ def answers(pool: LocalExecutor, number: int = 1) -> list[Event]:
     return found
 
 
+def who(folder: Path) -> list[list[Any]]:
+    return [json.loads(line) for line in (folder / "log").read_text().splitlines() if line.startswith("[")]
+
+
 def test_local_executor_gives_several_cells_to_one_process(pool: LocalExecutor, tmp_path: Path) -> None:
-    pids = set()
-    for number in range(3):
+    for _ in range(3):
         assert pool.free() == 2
-        pool.submit(task(CELLS["ce"], tmp_path))
+        event = submit(pool, tmp_path, numbers={"error": 0.1})
         assert pool.free() == 1
-        (event,) = answers(pool)
-        assert (event.name, event.kind) == (CELLS["ce"].name, "done")
-        assert (event.numbers["number"], event.numbers["threads"], event.numbers["gpu"]) == (number, 3, "")
-        pids.add(event.numbers["pid"])
-    assert len(pids) == 1
+        assert answers(pool) == [event]
+    found = who(tmp_path)
+    assert (len(found), len({pid for pid, *_ in found})) == (3, 1)
+    assert found[0][1:] == ["3", ""]
 
 
 @pytest.mark.parametrize(
-    ("method", "text"),
-    [("focal", "its process ended with code 3"), ("brier", "its process was killed (SIGKILL)")],
+    ("what", "text"), [("exit", "its process ended with code 3"), ("die", "its process was killed (SIGKILL)")]
 )
-def test_local_executor_replaces_a_process_that_died(pool: LocalExecutor, tmp_path: Path, method: str, text: str) -> None:
-    pool.submit(task(CELLS[method], tmp_path))
-    assert answers(pool) == [Event(CELLS[method].name, "failed", text=text)]
+def test_local_executor_replaces_a_process_that_died(pool: LocalExecutor, tmp_path: Path, what: str, text: str) -> None:
+    submit(pool, tmp_path, what)
+    assert answers(pool) == [Event("run", "failed", text=text)]
     assert pool.free() == 2
-    pool.submit(task(CELLS["ce"], tmp_path))
-    (event,) = answers(pool)
-    assert (event.kind, event.numbers["number"]) == ("done", 0)
+    event = submit(pool, tmp_path)
+    assert answers(pool) == [event]
 
 
 def test_local_executor_after_too_little_memory_runs_fewer_at_a_time(pool: LocalExecutor, tmp_path: Path) -> None:
-    pool.submit(task(CELLS["mixup"], tmp_path))
-    assert answers(pool) == [Event(CELLS["mixup"].name, "failed", text="too big", again=True)]
-    assert pool.places == [Place(None, 1, 1)]
-    assert pool.free() == 1
-    pool.submit(task(CELLS["ce"], tmp_path))
-    assert answers(pool)[0].numbers["number"] == 0
-
-
-def test_local_executor_tells_whether_memory_lacked_beside_others(pool: LocalExecutor, tmp_path: Path) -> None:
-    pool.submit(task(CELLS["crl"], tmp_path))
+    submit(pool, tmp_path, "step", "other", epochs=1.0)
     answers(pool)
-    pool.submit(task(CELLS["mixup"], tmp_path))
-    assert answers(pool) == [Event(CELLS["mixup"].name, "failed", text="too big", again=True, crowded=True)]
-    assert (pool.places[0].limit, pool.places[0].most) == (1, 1)
+    event = submit(pool, tmp_path, "failed", text="too big", crowded=True)
+    assert answers(pool) == [event]
+    assert (pool.places, pool.free()) == ([Place(None, 1, 1)], 0)
+    pool.close()
+    # What lacked memory alone is no fault of others.
+    event = submit(pool, tmp_path, "failed", text="too big", crowded=True)
+    assert answers(pool) == [Event("run", "failed", text="too big")]
 
 
-def test_local_executor_fills_gpus_evenly_and_adds_runs_that_fit(
-    pool: LocalExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_local_executor_fills_gpus_evenly_and_adds_runs_that_fit(pool: LocalExecutor, tmp_path: Path) -> None:
     pool.places = [Place("2", 1, 2), Place("5", 1, 2)]
-    pool.submit(task(CELLS["ce"], tmp_path))
-    pool.submit(task(CELLS["ecp"], tmp_path))
-    assert {event.numbers["gpu"] for event in answers(pool, 2)} == {"2", "5"}
-    pool.submit(task(CELLS["crl"], tmp_path))
+    submit(pool, tmp_path, name="a")
+    submit(pool, tmp_path, name="b")
+    answers(pool, 2)
+    assert {gpu for *_, gpu in who(tmp_path)} == {"2", "5"}
+    event = submit(pool, tmp_path, "step", epochs=1.0, gpu=(100, 1000))
     assert pool.free() == 1
-    (event,) = answers(pool)
-    assert (event.kind, event.epochs, event.numbers) == ("step", 1.0, {"val_error": 0.5})
+    assert answers(pool) == [event]
     # 1000 bytes are free where a run was seen to need 100: one more has room beside it.
     assert sorted(place.limit for place in pool.places) == [1, 2]
     assert pool.free() == 2
 
 
 def test_local_executor_closed_leaves_no_process_behind(pool: LocalExecutor, tmp_path: Path) -> None:
-    pool.submit(task(CELLS["ecp"], tmp_path))
-    (event,) = answers(pool)
-    pool.submit(task(CELLS["crl"], tmp_path))
+    submit(pool, tmp_path, "step")
+    answers(pool)
     pool.close()
     with pytest.raises(ProcessLookupError):
-        os.kill(event.numbers["pid"], 0)
+        os.kill(who(tmp_path)[0][0], 0)
 
 
 def test_make_places_on_the_cpu_are_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,37 +170,38 @@ def test_place_takes_one_more_run_once_all_there_are_known_and_it_fits() -> None
     assert place.limit == 3
 
 
-def failing(error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **recipe: object) -> list[dict[str, Any]]:
+def failing(error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **recipe: object) -> list[Any]:
     """What is sent of a run that raises, after it has noted its command and device."""
 
     def train(recipe: Recipe, *, report: Callable, tick: Callable, **_: object) -> None:
-        seen.append({"kind": "seen", "argv": list(sys.argv), "device": recipe.train.device})
+        seen.append((list(sys.argv), recipe.train.device))
         for now, step in ((100.0, 1), (100.9, 2), (101.0, 3)):
-            monkeypatch.setattr(local.time, "monotonic", lambda now=now: now)
+            monkeypatch.setattr(local, "monotonic", lambda now=now: now)
             tick(0, step, 4)
         report(EpochRecord(0, 0.1, 2.0, val_error=0.3, val_ece=0.02))
         raise error
 
-    seen: list[dict[str, Any]] = []
+    seen: list[Any] = []
     monkeypatch.setattr(sys, "argv", ["worker"])
-    monkeypatch.setattr(engine, "train", train)
-    run_task({"recipe": to_dict(recipe_of(recipe)), "folder": str(tmp_path / "run"), "base": None}, send=seen.append)
+    monkeypatch.setattr(local, "train", train)
+    monkeypatch.setattr(local, "monotonic", lambda: 0.0)
+    run_task(Task("x", recipe_of(recipe), tmp_path / "run", None, tmp_path / "log"), send=seen.append)
     return seen
 
 
 def test_run_task_gives_the_run_its_command_and_tells_of_its_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = {"data": {"name": "/data/my pictures"}, "train": {"device": "cuda:1"}}
-    first, *steps, last = failing(ValueError("enough"), tmp_path, monkeypatch, **recipe)
-    assert first["argv"][:4] == ["calibrant", "train", "--data", "/data/my pictures"]
+    (argv, device), *steps, last = failing(ValueError("enough"), tmp_path, monkeypatch, **recipe)
+    assert argv[:4] == ["calibrant", "train", "--data", "/data/my pictures"]
     # The process sees the one GPU that it was given.
-    assert first["device"] == "cuda"
+    assert device == "cuda"
     # Parts of an epoch are told once a second at most.
-    assert [(said["epochs"], said.get("numbers", {})) for said in steps] == [
+    assert [(event.epochs, event.numbers) for event in steps] == [
         (0.25, {}),
         (0.75, {}),
         (1.0, {"val_error": 0.3, "val_ece": 0.02}),
     ]
-    assert last == {"kind": "failed", "text": "enough", "again": False, "crowded": False}
+    assert last == Event("x", "failed", text="enough", again=False)
 
 
 @pytest.mark.parametrize(
@@ -234,4 +221,4 @@ def test_run_task_tells_what_another_try_may_help(
     error: BaseException, again: bool, crowded: bool, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     last = failing(error, tmp_path, monkeypatch)[-1]
-    assert (last["again"], last["crowded"], last["text"]) == (again, crowded, text)
+    assert last == Event("x", "failed", text=text, again=again, crowded=crowded)

@@ -14,7 +14,7 @@ def names(*arguments, **options) -> list[str]:
 
 def test_plan_cells_go_through_data_then_seeds_then_methods() -> None:
     found = plan_cells(["digits", "mixture"], ["ce", "focal"], [0, 7])
-    assert [(cell.data, cell.seed, cell.method) for cell in found] == [
+    assert [(cell.data, cell.recipe.seed, cell.method) for cell in found] == [
         (data, seed, method) for data in ("digits", "mixture") for seed in (0, 7) for method in ("ce", "focal")
     ]
     assert all(cell.shown and cell.base is None for cell in found)

@@ -15,7 +15,7 @@ from calibrant.engine.recipe import to_toml
 from calibrant.engine.train import scale_run, train
 from calibrant.grid.collect import load_run_entry, save_results
 from calibrant.grid.compare import check_data, check_out, compare, load_added, load_finished
-from calibrant.grid.schedule import Cell, cell_name, plan_cells
+from calibrant.grid.schedule import Board, Cell, cell_name, plan_cells
 
 SHORT = {"backbone.name": "mlp", "train.epochs": 1, "train.batch_size": 16, "train.device": "cpu"}
 
@@ -46,27 +46,26 @@ def grid(tmp_path: Path) -> tuple[Path, Path]:
 def test_check_data_that_changed_are_refused_whatever_is_to_be_run(grid, change, said):
     file, runs = grid
     cells = own_cells(file, "ce,focal", (0, 1))
-    assert check_data(cells[1:], cells, runs) is None
+    assert list(check_data(cells, runs)) == ["shapes"]
     write(file, **change)
-    for left in ((), cells[1:]):
+    for given in (cells[:1], cells):
         with pytest.raises(ValueError, match=f"`data` must be what .*shapes-mlp-ce-seed0 was trained on, got .*: {said}"):
-            check_data(left, cells, runs)
+            check_data(given, runs)
     # Runs of a grid that has no finished ones begin with the new data.
-    assert check_data(cells[1:], cells[1:], runs) is None
+    assert list(check_data(cells[1:], runs)) == ["shapes"]
 
 
 def test_check_data_of_batches_that_one_method_cannot_fill_says_so(tmp_path: Path) -> None:
     # Of 180 images 36 are for testing and 14 for validation; the paper's protocol holds out 14 more.
     cells = own_cells(write(tmp_path / "x.npz", n=180), "ce,flgamma-sece", train__batch_size=128, method__preset="paper")
-    assert check_data(cells[:1], cells[:1], tmp_path) is None
+    check_data(cells[:1], tmp_path)
     with pytest.raises(ValueError, match="`train.batch_size` must be at most the 116 training examples, got 128"):
-        check_data(cells, cells, tmp_path)
+        check_data(cells, tmp_path)
 
 
 def test_check_data_names_the_first_set_that_is_missing(tmp_path: Path) -> None:
     def check(data: list[str], **settings: str) -> None:
-        cells = plan_cells(data, ["ce"], [0], settings=settings)
-        check_data(cells, cells, tmp_path)
+        check_data(plan_cells(data, ["ce"], [0], settings=settings), tmp_path)
 
     check(["digits", "mixture"])
     with pytest.raises(FileNotFoundError, match="calibrant data fetch cifar10"):
@@ -112,7 +111,7 @@ def test_check_out_takes_a_folder_beside_or_below_a_recipe_of_ones_own_but_no_ru
         check_out(place)
     (tmp_path / "other" / "run.json").write_text("{}")
     for place in (tmp_path, tmp_path / "other", tmp_path / "other" / "deeper"):
-        with pytest.raises(ValueError, match="`out` must not lie in a run or be a folder of runs, got .* the run .*other"):
+        with pytest.raises(ValueError, match="`out` must not be a run, lie in one or hold one, got .* the run .*other"):
             check_out(place)
 
 
@@ -150,7 +149,10 @@ def saved(file: Path, predictions: Predictions, *, sharper: float = 1.0) -> Path
 def add(*given: object, grid: tuple[Cell, ...] | None = None, runs: Path) -> list[Entry]:
     chosen = cells() if grid is None else grid
     sets = list(dict.fromkeys(cell.data for cell in chosen))
-    return load_added([str(path) for path in given], chosen, finished=load_finished(chosen, runs), sets=sets)
+    board = Board(chosen)
+    board.note_finished(runs)
+    finished = [*load_finished(chosen, runs).values()]
+    return load_added([str(path) for path in given], finished=finished, sets=sets, tests=check_data(chosen, runs))
 
 
 def called(added: list[Entry]) -> list[tuple[str, int | None]]:
@@ -212,12 +214,8 @@ def test_load_added_holds_rows_against_the_grids_test_set_before_it_is_run(
     weights = torch.linspace(1.0, 2.0, len(predicted.labels))
     heavy = saved(tmp_path / "heavy.npz", Predictions(logits=predicted.logits, labels=predicted.labels, weights=weights))
     for place in (runs, tmp_path / "nothing-run-yet"):
-        for file, message in (
-            (other, "the 4 classes of the test set of mixture as in the grid, got 2 in .*other.npz"),
-            (rolled, r"the examples in the order of .* as in the grid, got other labels for 2,\d+ of 4,000 in .*rolled"),
-            (heavy, "the `weights` of .* as in the grid, got others in .*heavy"),
-        ):
-            with pytest.raises(ValueError, match=message):
+        for file in (other, rolled, heavy):
+            with pytest.raises(ValueError, match=f"the classes, labels and weights of .* mixture .*{file.stem}"):
                 add(file, runs=place)
     part = saved(tmp_path / "part.npz", predicted.subset(range(500)))
     assert [entry.scores.n for entry in add(part, runs=runs)] == [500]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,11 +10,10 @@ from typing import Any
 
 import pytest
 
+from calibrant.engine.recipe import Recipe
 from calibrant.grid import ray as module
-from calibrant.grid.ray import RayExecutor, pack, unpack
-from calibrant.grid.schedule import Event, Task, plan_cells
-
-(CELL,) = plan_cells(["mixture"], ["ce"], [0])
+from calibrant.grid.ray import RayExecutor, run_remotely
+from calibrant.grid.schedule import Event, Task
 
 
 class Reference(list[Any]):
@@ -30,13 +28,32 @@ class Remote:
         self.made = made
 
     def remote(self, *arguments: Any) -> Any:
-        if isinstance(self.made, type):
-            actor = self.made(*arguments)
-            return type("Handle", (), {"put": Remote(actor.put), "take": Remote(actor.take)})()
         try:
             return Reference([self.made(*arguments)])
         except Exception as error:
             return Reference([error])
+
+
+class FakeQueue(list[Event]):
+    """Keeps events; it is lost with its node where it is told so."""
+
+    lost = False
+
+    def __init__(self, *, actor_options: dict[str, Any]) -> None:
+        super().__init__()
+
+    put_nowait = list.append
+
+    def qsize(self) -> int:
+        if self.lost:
+            raise RuntimeError("The actor died.")
+        return len(self)
+
+    def get_nowait_batch(self, number: int) -> list[Event]:
+        return [self.pop(0) for _ in range(number)]
+
+    def shutdown(self, *, force: bool) -> None:
+        pass
 
 
 class FakeRay(ModuleType):
@@ -67,9 +84,6 @@ class FakeRay(ModuleType):
     def cancel(self, reference: Any, *, force: bool) -> None:
         self.cancelled.append(reference)
 
-    def kill(self, actor: Any) -> None:
-        pass
-
     def shutdown(self) -> None:
         self.down = True
 
@@ -78,15 +92,17 @@ class FakeRay(ModuleType):
 def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeRay]:
     def make(**resources: float) -> FakeRay:
         made = FakeRay(**resources)
-        monkeypatch.setitem(sys.modules, "ray", made)
+        queue = ModuleType("ray.util.queue")
+        queue.Queue = FakeQueue  # type: ignore[attr-defined]
+        for name, fake in {"ray": made, "ray.util": ModuleType("ray.util"), "ray.util.queue": queue}.items():
+            monkeypatch.setitem(sys.modules, name, fake)
         return made
 
     return make
 
 
 def task(folder: Path) -> Task:
-    places = {"folder": str(folder / "runs" / CELL.name), "base": None, "log": str(folder / "logs" / "x.log")}
-    return {"name": CELL.name, "recipe": {}, **places}
+    return Task("run", Recipe(), folder / "runs" / "run", None, folder / "run.log")
 
 
 @pytest.mark.parametrize(
@@ -124,92 +140,41 @@ def test_ray_executor_that_finds_no_cluster_names_our_option(fake, monkeypatch, 
         RayExecutor(address=address)
 
 
-def test_ray_executor_tells_of_a_node_that_died_and_of_a_run_that_failed(fake, monkeypatch, tmp_path: Path) -> None:
-    fake(CPU=2.0)
+def works(task: Task, where: Path, threads: int, steps: Any) -> Event:
+    steps.put_nowait(Event("run", "step", epochs=3.0))
+    steps.put_nowait(Event("another", "step", epochs=1.0))
+    return Event("run", "failed", text="why", again=False)
 
-    def dies(order: Any, base: Any, mail: Any) -> Any:
+
+def test_ray_executor_tells_of_a_node_that_died_and_of_a_run_that_failed(fake, monkeypatch, tmp_path: Path) -> None:
+    made = fake(CPU=2.0)
+
+    def dies(*_: Any) -> Any:
         raise RuntimeError("\nThe node died.\nA long trace.")
 
     monkeypatch.setattr(module, "run_remotely", dies)
     executor = RayExecutor()
     executor.submit(task(tmp_path))
     assert executor.free() == 1
-    assert executor.poll(0) == [Event(CELL.name, "failed", text="Ray: The node died.")]
+    assert executor.poll(0) == [Event("run", "failed", text="Ray: The node died.")]
     assert executor.free() == 2
 
-    def fails(order: Any, base: Any, mail: Any) -> Any:
-        mail.put.remote({"name": CELL.name, "kind": "step", "epochs": 3.0, "numbers": {}})
-        mail.put.remote({"name": "another", "kind": "step", "epochs": 1.0, "numbers": {}})
-        return {"message": {"kind": "failed", "text": "why", "again": False}, "log": "said\n", "node": "n1", "files": {}}
-
-    monkeypatch.setattr(module, "run_remotely", fails)
-    executor = RayExecutor()
-    executor.submit(task(tmp_path))
-    assert executor.poll(0) == [
-        Event(CELL.name, "step", epochs=3.0),
-        Event(CELL.name, "failed", text="why", again=False),
-    ]
-    assert (tmp_path / "logs" / "x.log").read_text() == f"{CELL.name}, on n1\nsaid\n"
-
-
-def test_ray_executor_loses_no_run_with_the_node_that_keeps_the_messages(fake, monkeypatch, tmp_path: Path) -> None:
-    made = fake(CPU=2.0)
-
-    def works(order: Any, base: Any, mail: Any) -> Any:
-        return {"message": {"kind": "done", "numbers": {}}, "log": "", "node": "n1", "files": {}}
-
-    def lost() -> Any:
-        raise RuntimeError("The actor died.")
-
-    monkeypatch.setattr(module, "run_remotely", works)
-    executor = RayExecutor()
-    assert made.asked[1] == {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1}
-    executor._mail.take = Remote(lost)
-    executor.submit(task(tmp_path))
-    assert executor.poll(0) == [Event(CELL.name, "done")]
-
-
-def test_ray_executor_writes_what_a_node_sends_back_and_leaves_no_mark(fake, monkeypatch, tmp_path: Path) -> None:
-    made = fake(CPU=2.0)
-    seen: list[Any] = []
-
-    def works(order: Any, base: Any, mail: Any) -> Any:
-        seen.append(Path(order["mark"]).parent)
-        files = {"run.json": b"{}", "test.npz": b"x"}
-        return {"message": {"kind": "done", "numbers": {"error": 0.5}}, "log": "", "node": "n1", "files": files}
-
     monkeypatch.setattr(module, "run_remotely", works)
     executor = RayExecutor()
     executor.submit(task(tmp_path))
-    folder = tmp_path / "runs" / CELL.name
-    assert seen == [folder.parent.resolve()]
-    assert executor.poll(0) == [Event(CELL.name, "done", numbers={"error": 0.5})]
-    assert sorted(file.name for file in folder.iterdir()) == ["run.json", "test.npz"]
+    ended = Event("run", "failed", text="why", again=False)
+    assert executor.poll(0) == [Event("run", "step", epochs=3.0), ended]
+    # Progress that is lost with a node loses no run.
+    monkeypatch.setattr(FakeQueue, "lost", True)
+    executor.submit(task(tmp_path))
+    assert executor.poll(0) == [ended]
     executor.submit(task(tmp_path))
     executor.close()
     assert len(made.cancelled) == 1
     assert not made.down  # it was not started here
-    assert [file.name for file in (tmp_path / "runs").iterdir()] == [CELL.name]
 
 
-def test_a_run_travels_without_its_checkpoint_and_is_finished_only_when_all_of_it_is_there(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    here = tmp_path / "here"
-    (here / "folder").mkdir(parents=True)
-    for name in ("recipe.toml", "run.json", "state.pt", "test.npz", ".test.npz.tmp"):
-        (here / name).write_text(name)
-    files = pack(here)
-    assert sorted(files) == ["recipe.toml", "run.json", "test.npz"]
-    written: list[str] = []
-    replace = os.replace
-
-    def noting(source: Path, target: Path) -> None:
-        written.append(target.name)
-        replace(source, target)
-
-    monkeypatch.setattr(os, "replace", noting)
-    unpack(files, tmp_path / "there")
-    assert sorted(written[:2]) == ["recipe.toml", "test.npz"]
-    assert written[2:] == ["run.json"]
-    assert {file.name: file.read_bytes() for file in (tmp_path / "there").iterdir()} == files
+def test_a_node_that_does_not_see_the_folder_says_so(tmp_path: Path) -> None:
+    found = run_remotely(task(tmp_path), tmp_path, 1, None)
+    assert (found.kind, found.again) == ("failed", False)
+    assert "`out` must be a folder that every node sees" in found.text

@@ -8,6 +8,11 @@ import pytest
 from calibrant.grid.schedule import Board, Event, Stage, Task, Watch, plan_cells, run_cells
 
 
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
 def grid() -> Board:
     return Board(plan_cells(["digits"], ["ce", "ce+ts", "focal"], [0, 1], settings={"train.epochs": 10}))
 
@@ -28,8 +33,8 @@ class Fake:
 
     def submit(self, task: Task) -> None:
         self.given.append(task)
-        self.running.append(task["name"])
-        self.tries[task["name"]] = self.tries.get(task["name"], 0) + 1
+        self.running.append(task.name)
+        self.tries[task.name] = self.tries.get(task.name, 0) + 1
         self.most = max(self.most, len(self.running))
 
     def poll(self, seconds: float) -> list[Event]:
@@ -45,7 +50,7 @@ def run(board: Board, executor: Fake, *, retries: int = 1, watch: Watch = lambda
 
 
 def order(executor: Fake) -> list[str]:
-    return [task["name"].removeprefix("digits-convnet-") for task in executor.given]
+    return [task.name.removeprefix("digits-convnet-") for task in executor.given]
 
 
 def fail(name: str, again: bool = True) -> Event:
@@ -61,9 +66,10 @@ def test_run_cells_starts_a_scaled_run_only_after_its_base(room: int) -> None:
     for seed in (0, 1):
         assert order(executor).index(f"ce-seed{seed}") < order(executor).index(f"ce+ts-seed{seed}")
     assert executor.closed == 1
-    scaled = next(task for task in executor.given if task["base"] is not None)
-    assert scaled["base"] == str(Path("runs", "digits-convnet-ce-seed0").resolve())
-    assert scaled["folder"] == str(Path("runs", "digits-convnet-ce+ts-seed0").resolve())
+    scaled = next(task for task in executor.given if task.base is not None)
+    assert scaled.base == Path("runs", "digits-convnet-ce-seed0").resolve()
+    assert scaled.folder == Path("runs", "digits-convnet-ce+ts-seed0").resolve()
+    assert scaled.log.read_text().startswith(f"{scaled.name}, ")
 
 
 def test_run_cells_tries_again_and_goes_on() -> None:
