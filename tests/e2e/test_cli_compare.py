@@ -178,7 +178,7 @@ def test_compare_goes_on_without_runs_that_fail_or_are_killed(tmp_path: Path) ->
     rows = [line["method"] for line in json.loads((tmp_path / "out" / "table.json").read_text())["sections"][0]["lines"]]
     assert rows == ["ce"]
     log = Path("out", "logs", "mixture-dying-focal-seed0.log")
-    said = next(line for line in err.splitlines() if "mixture-dying-focal-seed0 failed: train: `model` must build" in line)
+    said = next(line for line in err.splitlines() if "mixture-dying-focal-seed0 failed: train: `model` must be" in line)
     assert "got RuntimeError: no such luck from 'own:dying'" in said
     assert f"(log: {log})" in said
     assert "mixture-dying-focal+ts-seed0 failed: mixture-dying-focal-seed0, which it is made of, failed" in err

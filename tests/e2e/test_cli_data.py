@@ -135,7 +135,7 @@ def test_cli_train_on_an_npz_and_on_a_folder_by_path(tmp_path, capsys, monkeypat
         test = load_run(out).test
         assert (len(test), test.num_classes) == (12, 3)
     code, _, err = run(capsys, "train", "--data", "shapez.npz", *TINY, "--out", tmp_path / "r")
-    assert (code, "Did you mean shapes.npz?" in err) == (2, True)
+    assert (code, "shapez.npz" in err) == (2, True)
 
 
 def content(folder):
@@ -167,9 +167,9 @@ def test_commands_notice_pictures_that_changed_and_go_on_with_the_old_ones(place
     train = ("train", "--data", "pictures", "--method", "ce", "--seed", "1", "--out", "other", *SHORT)
     assert run(capsys, *train)[0] == 0
     code, _, err = run(capsys, "report", "--run", "out/runs", "--run", "other", "--out", "report.html")
-    assert (code, "pictures" in err) == (2, True)
+    assert (code, "`--run` must be about the same test examples" in err) == (2, True)
     assert not (place / "report.html").exists()
     draw(place / "pictures")
     code, out, _ = run(capsys, *GRID, "--methods", "ce,focal")
     assert code == 0
-    assert {"ce", "focal"} <= {line.split()[0] for line in out.splitlines() if line.strip()}
+    assert {"CE", "Focal"} <= {line.split()[0] for line in out.splitlines() if line.strip()}

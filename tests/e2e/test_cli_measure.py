@@ -198,7 +198,7 @@ def test_measure_of_a_run_folder_is_that_of_its_test_predictions_and_limits_end_
     ("arguments", "said"),
     [
         (("missing.npz",), "missing.npz"),
-        (("first.npz", "--slice", "site"), "got no columns"),
+        (("first.npz", "--slice", "site"), "unknown column of first.npz 'site'. There are: none."),
         (("rich.parquet", "--slice", "sight"), "Did you mean 'site'?"),
         (("first.npz", "--class-names", "missing.txt"), "missing.txt"),
         (("bad.csv",), "bad.csv: rows of `probs` must sum to 1"),

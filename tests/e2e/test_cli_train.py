@@ -115,7 +115,7 @@ def test_cli_train_default_folder_is_named_after_the_run():
         (["--data", "mixtur"], "Did you mean 'mixture'?"),
         (["--method", "flgama-sece"], "Did you mean 'flgamma-sece'?"),
         (["--model", "mpl"], "Did you mean 'mlp'?"),
-        (["--model", "os:nothing"], "function or class of os 'nothing'"),
+        (["--model", "os:nothing"], "`model` must be package.module:function"),
         (["--preset", "papr"], "`method.preset`"),
         (["--device", "cuda:x"], "`device`"),
         (["--epochs", "0"], "`train.epochs`"),

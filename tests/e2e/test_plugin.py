@@ -149,7 +149,7 @@ def test_plugin_method_data_and_metric_stand_in_comparison_and_report(found: dic
     assert "[2/2] stripes squared seed 0" in found["compare"].out
     table = json.loads((folder / "grid" / "table.json").read_text())
     assert table["sections"][0]["data"] == "stripes"
-    assert "sure_errors" in [column["metric"] for column in table["columns"]]
+    assert "sure_errors" in [column["key"] for column in table["columns"]]
     page = (folder / "report.html").read_text()
     for name in ("confident errors", "prior shift", "Squared entropy", "Stripes"):
         assert name in page, name

@@ -159,16 +159,10 @@ def test_convention_hard_data_prints_the_numbers_of_its_library(
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-def test_netcal_convention_equal_mass_prints_its_number_or_fails_with_it(dtype: torch.dtype) -> None:
+def test_netcal_convention_equal_mass_prints_its_number(dtype: torch.dtype) -> None:
     for n_bins in BIN_NUMBERS:
         peer = netcal.ECE(n_bins, equal_intervals=False)
         probs, labels = mixed_gaps(dtype=dtype)
         shown = float(adaptive_calibration_error(probs, labels, n_bins=n_bins, convention="netcal"))
         tolerance = EXACT if dtype == torch.float64 else ROUNDED
         assert shown == pytest.approx(peer.measure(probs.numpy(), labels.numpy()), abs=tolerance)
-        tied, labels = hard_gaps(2000, 10, dtype=dtype)
-        if n_bins >= 10:
-            with pytest.raises(ValueError, match="numerically 0"):
-                peer.measure(tied.numpy(), labels.numpy())
-            with pytest.raises(ValueError, match="netcal has no number"):
-                adaptive_calibration_error(tied, labels, n_bins=n_bins, convention="netcal")

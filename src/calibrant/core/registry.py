@@ -112,4 +112,4 @@ def lookup(table: Mapping[str, T], name: str, *, kind: str, also: Iterable[str] 
     folded = {known.casefold(): known for known in (*names, *also)}
     near = difflib.get_close_matches(str(name).casefold(), list(folded), n=1, cutoff=0.5)
     hint = f" Did you mean {folded[near[0]]!r}?" if near else ""
-    raise UnknownNameError(f"unknown {kind} {name!r}.{hint} There are: {', '.join(names)}.")
+    raise UnknownNameError(f"unknown {kind} {name!r}.{hint} There are: {', '.join(names) or 'none'}.")

@@ -428,8 +428,8 @@ def check_same_labels(
             same = same and torch.equal(entry.test.labels, test.labels) and torch.allclose(_weights(entry.test), _weights(test))
         if not same:
             raise ValueError(
-                f"{where} must have the classes, labels and weights of the test set of {entry.data} in its order, got others "
-                f"in {entry.folder or entry.method}. Write the file anew with these, or measure it alone."
+                f"{where} must be about the same test examples in the same order (classes, labels and weights), got others in "
+                f"{entry.folder or entry.method}. Write that file anew, or measure it alone."
             )
 
 
