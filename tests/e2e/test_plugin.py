@@ -151,7 +151,7 @@ def test_plugin_method_data_and_metric_stand_in_comparison_and_report(found: dic
     assert table["sections"][0]["data"] == "stripes"
     assert "sure_errors" in [column["key"] for column in table["columns"]]
     page = (folder / "report.html").read_text()
-    for name in ("confident errors", "prior shift", "Squared entropy", "Stripes"):
+    for name in ("confident errors", "Prior shift", "Squared entropy", "Stripes"):
         assert name in page, name
 
 

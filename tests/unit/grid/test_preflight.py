@@ -215,7 +215,7 @@ def test_load_added_holds_rows_against_the_grids_test_set_before_it_is_run(
     heavy = saved(tmp_path / "heavy.npz", Predictions(logits=predicted.logits, labels=predicted.labels, weights=weights))
     for place in (runs, tmp_path / "nothing-run-yet"):
         for file in (other, rolled, heavy):
-            with pytest.raises(ValueError, match=f"the classes, labels and weights of .* mixture .*{file.stem}"):
+            with pytest.raises(ValueError, match=f"`add` must be about the same test examples .*{file.stem}"):
                 add(file, runs=place)
     part = saved(tmp_path / "part.npz", predicted.subset(range(500)))
     assert [entry.scores.n for entry in add(part, runs=runs)] == [500]
