@@ -85,10 +85,10 @@ def check_positive(value: float, *, where: str, name: str) -> None:
         raise ValueError(f"{where}: `{name}` must be a finite number > 0, got {value!r}.")
 
 
-def check_share(value: float, *, where: str, name: str) -> None:
-    """Raise unless ``value`` lies in [0, 1)."""
-    if not 0 <= value < 1:
-        raise ValueError(f"{where}: `{name}` must lie in [0, 1), got {value!r}.")
+def check_share(value: float, *, where: str, name: str, zero: bool = True) -> None:
+    """Raise unless ``value`` lies in [0, 1), or in (0, 1) if it must not be ``zero``."""
+    if not 0 <= value < 1 or (value == 0 and not zero):
+        raise ValueError(f"{where}: `{name}` must lie in {'[' if zero else '('}0, 1), got {value!r}.")
 
 
 def check_choice(value: object, choices: Sequence[object], *, where: str, name: str) -> None:

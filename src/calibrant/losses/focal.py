@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from calibrant.core.binning import equal_mass_bins, top_label
-from calibrant.core.checks import ArrayLike, check_count, check_positive, range_if_free
+from calibrant.core.checks import ArrayLike, check_count, check_positive, check_share, range_if_free
 from calibrant.core.records import Bins, Predictions, Split, as_predictions
 from calibrant.losses.base import Loss, checked, log_sum_others, minus_log_p, true_class_log_odds
 from calibrant.losses.proper import cross_entropy_loss
@@ -99,8 +99,7 @@ def flsd_loss(
     """
     where = "flsd_loss"
     scores = checked(logits, labels, where=where)
-    if not 0 < threshold < 1:
-        raise ValueError(f"{where}: `threshold` must lie in (0, 1), got {threshold!r}.")
+    check_share(threshold, where=where, name="threshold", zero=False)
     below, above = (float(_check_gamma(gamma, scores, where=where)) for gamma in (gamma_below, gamma_above))
     odds = true_class_log_odds(scores, labels)
     # p < threshold, said in log-odds.
@@ -127,8 +126,7 @@ def lambert_gamma(probability: float) -> float:
         >>> round(lambert_gamma(0.2), 3), round(lambert_gamma(0.25), 3), lambert_gamma(0.6)
         (4.851, 3.07, 0.0)
     """
-    if not 0 < probability < 1:
-        raise ValueError(f"lambert_gamma: `probability` must lie in (0, 1), got {probability!r}.")
+    check_share(probability, where="lambert_gamma", name="probability", zero=False)
     if probability >= 0.5:
         return 0.0
     from scipy.special import lambertw

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from calibrant.core.checks import check_share
 from calibrant.losses.base import Penalty, checked, probs_and_entropy, to_rows, top_of
 
 # In the authors' code of AvUC: added to the ratio and to its denominator.
@@ -138,8 +139,7 @@ def soft_avuc_penalty(logits: Tensor, labels: Tensor, *, temperature: float = 0.
         google/uncertainty-baselines, experimental/caltrain/secondary_losses.py.
     """
     scores = checked(logits, labels, where="soft_avuc_penalty", temperature=temperature)
-    if not 0 < threshold < 1:
-        raise ValueError(f"soft_avuc_penalty: `threshold` must lie in (0, 1), got {threshold!r}.")
+    check_share(threshold, where="soft_avuc_penalty", name="threshold", zero=False)
     num_classes = scores.shape[1]
     correct = (scores.detach().argmax(1) == labels).to(scores.dtype)
     probs = (1 - _UNIFORM_SHARE) * scores.softmax(1) + _UNIFORM_SHARE / num_classes

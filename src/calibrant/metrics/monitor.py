@@ -125,8 +125,7 @@ class CalibrationMonitor:
         where = "CalibrationMonitor"
         check_choice(window, (*_UNITS, None), where=where, name="window")
         check_share(tolerance, where=where, name="tolerance")
-        if not 0 < false_alarms < 1:
-            raise ValueError(f"{where}: `false_alarms` must lie between 0 and 1, got {false_alarms!r}.")
+        check_share(false_alarms, where=where, name="false_alarms", zero=False)
         self.window, self.tolerance, self.false_alarms, self.n_bins = window, tolerance, false_alarms, n_bins
         self._seen: dict[Any, tuple[Summary, Tensor]] = {}
 

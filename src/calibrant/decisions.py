@@ -1,9 +1,10 @@
-"""One answer or none: answering only when sure, with a guaranteed error, and answering what costs least."""
+"""From calibrated probabilities to action: when to answer, which classes to keep, what costs least."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -14,16 +15,21 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from calibrant.calibrators.fit_data import refuse_test_split
-from calibrant.core.checks import ArrayLike, FitError, check_choice, check_positive, to_tensor
+from calibrant.core.checks import ArrayLike, FitError, check_choice, check_positive, check_share, to_tensor
 from calibrant.core.records import Predictions, as_predictions
 from calibrant.core.scores import Promise
+
+__all__ = ["PredictionSets", "Promise", "SelectiveClassifier", "cheapest_action", "cost_threshold", "promise_table"]
 
 ABSTAINED = -1
 # Share of the examples that the highest threshold answers. Of fewer, one wrong answer would end the search.
 _FIRST_SHARE = 0.05
 _USUAL_LIMITS = (0.2, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001)
+# Spreads rows that differ in their seventh digit over (0, 1).
+_SPREAD = 1e7
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class SelectiveClassifier(BaseEstimator):  # type: ignore[misc]
     r"""Answers when its confidence is above a threshold that keeps the error below a limit, and abstains otherwise.
 
@@ -68,14 +74,9 @@ class SelectiveClassifier(BaseEstimator):  # type: ignore[misc]
         (tests in a fixed order); Angelopoulos, Bates, Fisch, Lei and Schuster, "Conformal risk control", ICLR 2024.
     """
 
-    threshold_: float
-    coverage_: float
-    error_: float
-
-    def __init__(self, *, max_error: float = 0.05, delta: float = 0.05, among: Literal["answered", "all"] = "answered") -> None:
-        self.max_error = max_error
-        self.delta = delta
-        self.among = among
+    max_error: float = 0.05
+    delta: float = 0.05
+    among: Literal["answered", "all"] = "answered"
 
     def fit(self, probs: ArrayLike | Predictions, labels: ArrayLike | None = None) -> Self:
         """Learn the threshold from examples that the model was not trained on.
@@ -88,8 +89,8 @@ class SelectiveClassifier(BaseEstimator):  # type: ignore[misc]
             This object. Raises ``FitError`` if the examples are too few for any guarantee, or no threshold has one.
         """
         where = "SelectiveClassifier.fit"
-        check_between(self.max_error, where=where, name="max_error")
-        check_between(self.delta, where=where, name="delta")
+        check_share(self.max_error, where=where, name="max_error", zero=False)
+        check_share(self.delta, where=where, name="delta", zero=False)
         check_choice(self.among, ("answered", "all"), where=where, name="among")
         given = fit_examples(probs, labels, where=where)
         confidence, wrong = given.confidence, ~given.correct
@@ -103,7 +104,7 @@ class SelectiveClassifier(BaseEstimator):  # type: ignore[misc]
     def predict(self, probs: ArrayLike | Predictions) -> Tensor | npt.NDArray[np.int64]:
         """Return the most probable class ``[N]``, or -1 where it abstains; a tensor for a tensor, else a numpy array."""
         check_is_fitted(self)
-        record = as_record(probs, where="SelectiveClassifier.predict")
+        record = without_labels(probs, where="SelectiveClassifier.predict")
         chosen = record.predicted.where(record.confidence > self.threshold_, ABSTAINED)
         return like(chosen, probs)
 
@@ -178,6 +179,117 @@ def promise_table(
     return tuple(rows)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
+class PredictionSets(BaseEstimator):  # type: ignore[misc]
+    r"""Returns the classes that a label may well have: sets that hold it with probability ``coverage`` (split conformal).
+
+    Each class k of an example gets a score :math:`s_k`, large if the model finds it unlikely. With :math:`\tau` the
+    :math:`\lceil (N + 1) \cdot \text{coverage} \rceil`-th smallest score of the N labels of the fit data, the set is
+    :math:`\{k : s_k \le \tau\}`. With classes ranked by probability, :math:`r_k` the rank of k from 1, and u a number in
+    [0, 1], the scores are
+
+    .. math::
+        \text{lac: } 1 - p_k, \qquad
+        \text{aps: } \sum_{j : r_j < r_k} p_j + u \, p_k, \qquad
+        \text{raps: aps} + \text{penalty} \cdot \max(0, r_k - \text{free\_ranks}).
+
+    **Guarantee.** If the examples to come are drawn like those of the fit, their label is in the set with probability
+    ``coverage`` at least, on average over fit data and examples, whatever the model. With ``by_class`` that holds for the
+    examples of each class. For ``lac``, and for ``aps`` and ``raps`` with ``randomized``, it is at most 1/(N + 1) more unless
+    scores tie, and some sets may be empty. Without ``randomized``, u is 0 for the examples to come: sets of these two hold the
+    most probable class always, and the label more often than promised.
+
+    Args:
+        coverage: Share of the examples whose set must hold the label.
+        method: ``"lac"`` has the smallest sets on average; those of ``"aps"`` follow how hard an example is; ``"raps"`` is the
+            same with fewer unlikely classes.
+        randomized: Whether u varies in ``predict`` as it does in the fit. It is computed from the probabilities of the row, so
+            the same row has the same set.
+        by_class: Whether each class has a threshold of its own.
+        penalty: Of ``raps``, for each rank beyond the free ones.
+        free_ranks: Number of ranks without a penalty.
+
+    Attributes:
+        threshold_: The threshold :math:`\tau`; with ``by_class`` one for each class ``[C]``.
+
+    Example:
+        >>> probs = np.tile([[0.7, 0.2, 0.1], [0.5, 0.4, 0.1]], (50, 1))
+        >>> sets = PredictionSets(coverage=0.9).fit(probs, [0, 1] * 50)
+        >>> round(sets.threshold_, 2), sets.predict([[0.8, 0.15, 0.05], [0.45, 0.45, 0.1]]).tolist()
+        (0.6, [[True, False, False], [True, True, False]])
+
+    Reference:
+        Sadinle, Lei and Wasserman, JASA 114, 2019 (lac); Romano, Sesia and Candès, NeurIPS 2020 (aps); Angelopoulos, Bates,
+        Malik and Jordan, ICLR 2021 (raps); Vovk, ACML 2012 (by class).
+    """
+
+    coverage: float = 0.9
+    method: Literal["lac", "aps", "raps"] = "lac"
+    randomized: bool = False
+    by_class: bool = False
+    penalty: float = 0.01
+    free_ranks: int = 5
+
+    def fit(self, probs: ArrayLike | Predictions, labels: ArrayLike | None = None) -> Self:
+        """Learn the threshold from examples that the model was not trained on.
+
+        Args:
+            probs: Probabilities ``[N, C]``, of a binary problem also those of class 1 ``[N]``; or a `Predictions`.
+            labels: Class indices ``[N]``, with probabilities only.
+
+        Returns:
+            This object. Raises ``FitError`` if the examples (of a class) are too few.
+        """
+        where = "PredictionSets.fit"
+        check_share(self.coverage, where=where, name="coverage", zero=False)
+        check_choice(self.method, ("lac", "aps", "raps"), where=where, name="method")
+        given = fit_examples(probs, labels, where=where)
+        scores = self._scores(given.probs, randomized=True).gather(1, given.labels[:, None]).squeeze(1)
+        self.num_classes_ = given.num_classes
+        if self.by_class:
+            groups = [(f" of class {k}", scores[given.labels == k]) for k in range(given.num_classes)]
+            self.threshold_: float | Tensor = torch.tensor(
+                [self._quantile(part, of, where) for of, part in groups], dtype=torch.float64
+            )
+        else:
+            self.threshold_ = self._quantile(scores, "", where)
+        return self
+
+    def predict(self, probs: ArrayLike | Predictions) -> Tensor | npt.NDArray[np.bool_]:
+        """Return which classes are in the set of each example ``[N, C]``; a tensor for a tensor, else a numpy array."""
+        check_is_fitted(self)
+        record = without_labels(probs, where="PredictionSets.predict")
+        if record.num_classes != self.num_classes_:
+            got = f"[N, C] with C = {self.num_classes_} as in the fit, got C = {record.num_classes}"
+            raise ValueError(f"PredictionSets.predict: `probs` must be {got}.")
+        return like(self._scores(record.probs, randomized=self.randomized) <= self.threshold_, probs)
+
+    def _scores(self, probs: Tensor, *, randomized: bool) -> Tensor:
+        """The score ``[N, C]`` of every class."""
+        probs = probs.double()
+        if self.method == "lac":
+            return 1 - probs
+        ranked, order = probs.sort(dim=1, descending=True, stable=True)
+        scores = ranked.cumsum(1) - ranked
+        if randomized:
+            steps = 1 + torch.arange(probs.shape[1], dtype=torch.float64).sqrt()
+            scores += (_SPREAD * (probs * steps).sum(1, keepdim=True)) % 1 * ranked
+        if self.method == "raps":
+            scores += self.penalty * (torch.arange(1, probs.shape[1] + 1) - self.free_ranks).clamp_min(0)
+        return torch.empty_like(scores).scatter_(1, order, scores)
+
+    def _quantile(self, scores: Tensor, of: str, where: str) -> float:
+        # A product such as 0.9 * 10 may round to just above a whole number.
+        rank = math.ceil((len(scores) + 1) * self.coverage - 1e-9)
+        if rank > len(scores):
+            least = math.ceil(self.coverage / (1 - self.coverage) - 1e-9)
+            raise FitError(
+                f"{where}: `labels` must hold at least {least:,} examples{of} for a coverage of {self.coverage:.3g}, "
+                f"got {len(scores):,}."
+            )
+        return float(scores.kthvalue(rank).values)
+
+
 def cost_threshold(*, false_alarm: float, miss: float) -> float:
     r"""Return the probability above which it pays to act, of a binary problem.
 
@@ -226,26 +338,26 @@ def cheapest_action(probs: ArrayLike | Predictions, costs: ArrayLike) -> Tensor 
         Elkan, IJCAI 2001; Chow, IEEE Transactions on Information Theory 16, 1970 (with the choice to reject).
     """
     where = "cheapest_action"
-    record, table = as_record(probs, where=where), to_tensor(costs, where=where, name="costs").double()
+    record, table = without_labels(probs, where=where), to_tensor(costs, where=where, name="costs").double()
     if table.ndim != 2 or len(table) != record.num_classes or not bool(table.isfinite().all()):
         raise ValueError(f"{where}: `costs` must be finite [C, A] with C = {record.num_classes}, got {list(table.shape)}.")
     return like((record.probs.double() @ table).argmin(1), probs)
 
 
-def as_record(probs: ArrayLike | Predictions, labels: ArrayLike | None = None, *, where: str) -> Predictions:
-    """Return checked examples, without labels too; one column is the probability of class 1."""
-    if not isinstance(probs, Predictions):
-        if labels is None:
-            labels = np.zeros(len(probs), dtype=np.int64)  # type: ignore[arg-type]
-        if np.ndim(probs) == 1:
-            return Predictions.from_binary(probs=probs, labels=labels)
+def as_record(probs: ArrayLike | Predictions, labels: ArrayLike | None, *, where: str) -> Predictions:
+    """Return checked examples; one column is the probability of class 1."""
+    if np.ndim(probs) == 1:  # type: ignore[arg-type]
+        return Predictions.from_binary(probs=probs, labels=labels)  # type: ignore[arg-type]
     return as_predictions(probs, labels, where=where)
+
+
+def without_labels(probs: ArrayLike | Predictions, *, where: str) -> Predictions:
+    """Return checked examples whose labels are unknown."""
+    return probs if isinstance(probs, Predictions) else as_record(probs, np.zeros(len(probs), np.int64), where=where)  # type: ignore[arg-type]
 
 
 def fit_examples(probs: ArrayLike | Predictions, labels: ArrayLike | None, *, where: str) -> Predictions:
     """Return checked examples to learn from; raise for test data and for weights, with which nothing can be guaranteed."""
-    if labels is None and not isinstance(probs, Predictions):
-        raise ValueError(f"{where}: `labels` must be given with probabilities, got none.")
     record = as_record(probs, labels, where=where)
     refuse_test_split(record, where=where)
     if record.weights is not None:
@@ -256,9 +368,3 @@ def fit_examples(probs: ArrayLike | Predictions, labels: ArrayLike | None, *, wh
 def like(found: Tensor, given: object) -> Tensor | npt.NDArray[Any]:
     """Return a tensor where one was given, or a `Predictions`; else a numpy array."""
     return found if isinstance(given, Tensor | Predictions) else found.numpy()
-
-
-def check_between(value: float, *, where: str, name: str) -> None:
-    """Raise unless ``value`` lies strictly between 0 and 1."""
-    if not 0 < value < 1:
-        raise ValueError(f"{where}: `{name}` must lie between 0 and 1, got {value!r}.")
