@@ -110,8 +110,8 @@ def test_import_faults_are_found_and_nothing_else() -> None:
     for where, line, fault in (
         ("core/records.py", "from calibrant.io import load_predictions", "core must not import io"),
         ("core/records.py", "def load():\n    import calibrant.losses", "core must not import losses"),
-        ("losses/focal.py", "from calibrant import Predictions", "losses must not import calibrant"),
-        ("losses/focal.py", "from calibrant import metrics", "losses must not import metrics"),
+        ("losses/per_sample.py", "from calibrant import Predictions", "losses must not import calibrant"),
+        ("losses/per_sample.py", "from calibrant import metrics", "losses must not import metrics"),
         ("metrics/binned.py", "from calibrant.core.binning import _interpolate", "a private name of core"),
         ("metrics/binned.py", "from calibrant.core._secret import x", "a private name of core"),
         ("kitchen/soup.py", "", "`kitchen` is no room"),

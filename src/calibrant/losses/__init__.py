@@ -14,66 +14,44 @@ correctness of the top class, 0 or 1, without gradient. A batch has B examples, 
 import torch
 
 from calibrant.core.registry import Registry
-from calibrant.losses.base import Entry, Loss, Objective, Penalty, WeightedSum
-from calibrant.losses.focal import (
-    AdaFocalLoss,
-    DualFocalLoss,
-    FLSDLoss,
-    FocalLoss,
-    InverseFocalLoss,
-    ScheduledFocalLoss,
-    adafocal_gammas,
-    adafocal_loss,
-    dual_focal_loss,
-    flsd_loss,
-    focal_gradient_weight,
-    focal_loss,
-    inverse_focal_loss,
-    lambert_gamma,
-    scheduled_focal_loss,
-    scheduled_gamma,
+from calibrant.losses.base import (
+    Entry,
+    Loss,
+    Objective,
+    Penalty,
+    WeightedSum,
 )
-from calibrant.losses.gap import (
+from calibrant.losses.calibration import (
     DCA,
     DECE,
+    KDEECE,
     MDCA,
+    MMCE,
     SBECE,
+    SECE,
+    SKCE,
     HuberDCA,
     LabelBinnedSBECE,
+    WeightedMMCE,
     dca_penalty,
     dece_penalty,
     huber_dca_penalty,
+    kde_ece_penalty,
     label_binned_sb_ece_penalty,
     mdca_penalty,
-    sb_ece_penalty,
-)
-from calibrant.losses.history import CRL, ConfidencePruner, crl_penalty
-from calibrant.losses.kernel import (
-    KDEECE,
-    MMCE,
-    SECE,
-    SKCE,
-    WeightedMMCE,
-    kde_ece_penalty,
     mmce_penalty,
+    sb_ece_penalty,
     sece_penalty,
     skce_penalty,
     weighted_mmce_penalty,
 )
-from calibrant.losses.proper import (
-    BrierLoss,
-    CrossEntropyLoss,
-    MixupLoss,
-    brier_loss,
-    cross_entropy_loss,
-    mixup_inputs,
-    mixup_loss,
-)
-from calibrant.losses.uncertainty import (
+from calibrant.losses.certainty import (
     ACLS,
     CPC,
+    CRL,
     AvUC,
     ConfidencePenalty,
+    ConfidencePruner,
     MbLS,
     SoftAvUC,
     acls_penalty,
@@ -81,8 +59,34 @@ from calibrant.losses.uncertainty import (
     avuc_threshold,
     confidence_penalty,
     cpc_penalty,
+    crl_penalty,
     mbls_penalty,
     soft_avuc_penalty,
+)
+from calibrant.losses.per_sample import (
+    AdaFocalLoss,
+    BrierLoss,
+    CrossEntropyLoss,
+    DualFocalLoss,
+    FLSDLoss,
+    FocalLoss,
+    InverseFocalLoss,
+    MixupLoss,
+    ScheduledFocalLoss,
+    adafocal_gammas,
+    adafocal_loss,
+    brier_loss,
+    cross_entropy_loss,
+    dual_focal_loss,
+    flsd_loss,
+    focal_gradient_weight,
+    focal_loss,
+    inverse_focal_loss,
+    lambert_gamma,
+    mixup_inputs,
+    mixup_loss,
+    scheduled_focal_loss,
+    scheduled_gamma,
 )
 
 LOSSES: Registry[Entry] = Registry(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import pytest
 import torch
@@ -16,7 +17,6 @@ from calibrant.losses import (
     sece_penalty,
     skce_penalty,
 )
-from calibrant.losses.kernel import Distance
 from helpers import golden, with_confidence
 
 
@@ -126,7 +126,7 @@ def test_sece_divergence_is_finite_and_has_a_gradient_at_the_ends() -> None:
 
 
 @pytest.mark.parametrize("distance", ["absolute", "kl"])
-def test_sece_centred_has_both_gradients_and_compiles_in_one_graph(distance: Distance) -> None:
+def test_sece_centred_has_both_gradients_and_compiles_in_one_graph(distance: Literal["absolute", "kl"]) -> None:
     logits, labels = golden()
     penalty = SECE(centred=True, distance=distance, accuracy="soft", sharpness=5.0)
     leaf = logits.clone().requires_grad_()

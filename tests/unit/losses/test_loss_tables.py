@@ -104,7 +104,7 @@ def test_option_out_of_range_is_refused_by_its_name(function: Callable[..., Tens
         (losses.CRL, {"num_samples": 0}, "num_samples"),
         (losses.AdaFocalLoss, {"n_bins": 0}, "n_bins"),
         (losses.AdaFocalLoss, {"rate": -1.0}, "rate"),
-        (losses.ScheduledFocalLoss, {"schedule": [(0, -1)]}, "gamma"),
+        (losses.ScheduledFocalLoss, {"schedule": [(0, -1)]}, "schedule"),
         (FocalLoss, {"weight": [1.0, 2.0]}, "weight"),
         (FocalLoss, {"weight": torch.tensor([-1.0])}, "weight"),
         (FocalLoss, {"reduction": "avg"}, "reduction"),

@@ -14,11 +14,11 @@ from calibrant.losses import (
     acls_penalty,
     avuc_penalty,
     avuc_threshold,
+    certainty,
     confidence_penalty,
     cpc_penalty,
     mbls_penalty,
     soft_avuc_penalty,
-    uncertainty,
 )
 from helpers import golden, with_confidence
 
@@ -117,7 +117,7 @@ def plain_exclusion(logits: Tensor, labels: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("block", [1, 200, 2**20])
 def test_cpc_in_blocks_of_any_size_agrees_with_the_plain_sum(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uncertainty, "_BLOCK", block)
+    monkeypatch.setattr(certainty, "_BLOCK", block)
     generator = torch.Generator().manual_seed(0)
     logits = (3 * torch.randn(4, 9, generator=generator, dtype=torch.float64)).requires_grad_()
     labels = torch.tensor([0, 8, 3, 3])
@@ -132,7 +132,7 @@ def test_cpc_in_blocks_of_any_size_agrees_with_the_plain_sum(block: int, monkeyp
 
 
 def test_cpc_in_blocks_compiles_in_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uncertainty, "_BLOCK", 1)
+    monkeypatch.setattr(certainty, "_BLOCK", 1)
     torch._dynamo.reset()
     logits, labels = golden()
     compiled = torch.compile(CPC(), fullgraph=True, backend="aot_eager")
