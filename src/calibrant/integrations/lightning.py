@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from typing import Any, cast
 
+import lightning.pytorch as pl
 import torch.distributed as dist
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from calibrant.core.collect import split_batch
-from calibrant.integrations.recorder import Recorder, add_batch
+from calibrant.integrations.trackers import Recorder, add_batch, with_ends
 from calibrant.meta import MetaLearner
 from calibrant.meta.network import own_randomness
 from calibrant.metrics.streaming import CalibrationSuite
-
-try:
-    import lightning.pytorch as pl
-    from lightning.pytorch.loggers import TensorBoardLogger
-    from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(f"{__name__} needs lightning ({error}). Run `pip install lightning`.", name=error.name) from error
 
 __all__ = ["CalibratedMixin", "CalibrationCallback", "meta_learner"]
 
@@ -183,7 +180,7 @@ class CalibrationCallback(Recorder, pl.Callback):
     def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Start with an empty state for every loader, on the module's device, where the processes of a cluster can talk."""
         loaders = trainer.num_test_batches if trainer.testing else trainer.num_val_batches
-        self._suites = [self.suite().to(pl_module.device) for _ in loaders]
+        self._suites = [deepcopy(self.suite).to(pl_module.device) for _ in loaders]
 
     on_test_epoch_start = on_validation_epoch_start
 
@@ -209,15 +206,14 @@ class CalibrationCallback(Recorder, pl.Callback):
         epoch, step = trainer.current_epoch, trainer.global_step
         for loader, suite in enumerate(self._suites):
             after = f"/dataloader_{loader}" if len(self._suites) > 1 else ""
-            values = self.measure(suite)
-            assert self.scores is not None
+            scores = self.measure(suite)
+            values = with_ends(scores, self.metrics)
             # Every process holds the numbers of all; their mean changes nothing, and Lightning warns without it.
             pl_module.log_dict({f"{before}{key}{after}": value for key, value in values.items()}, sync_dist=True)
-            row = {"stage": stage, "epoch": epoch, "step": step, "loader": loader, "n": self.scores.n}
-            self.history.append(row | values)
+            self.history.append({"stage": stage, "epoch": epoch, "step": step, "loader": loader, "n": scores.n} | values)
             if trainer.is_global_zero:
                 boards = [logger.experiment for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
-                self.show(f"{before}reliability{after}", epoch, step, boards)
+                self.show(scores, f"{before}reliability{after}", epoch, step, boards)
 
     on_test_epoch_end = on_validation_epoch_end
 

@@ -10,20 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from transformers import EvalPrediction, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
 
 from calibrant.core.checks import check_count
 from calibrant.core.collect import split_batch
-from calibrant.integrations.recorder import Recorder, add_batch
+from calibrant.integrations.trackers import Recorder, add_batch, with_ends
 from calibrant.meta import MetaLearner
 from calibrant.meta.network import own_randomness
-
-try:
-    from transformers import EvalPrediction, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-    from transformers.trainer_utils import get_last_checkpoint
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        f"{__name__} needs transformers ({error}). Run `pip install transformers accelerate`.", name=error.name
-    ) from error
 
 __all__ = ["CalibratedTrainer", "CalibrationCallback"]
 
@@ -109,26 +103,27 @@ class CalibratedTrainer(Trainer):
     def make_learner(self, model: nn.Module) -> MetaLearner:
         """Return the learner for ``model`` as the Trainer has wrapped it; called once, by the first training step."""
         assert self.optimizer is not None
+        args, dataset = self.args, self.meta_dataset
+        # Each process draws its own part, in a new order every pass. Also for one process: its order follows from the seed and
+        # the number of the pass, so a resumed run repeats it.
+        sampler: DistributedSampler[Any] = DistributedSampler(
+            dataset, num_replicas=args.world_size, rank=args.process_index, seed=args.seed, drop_last=args.world_size > 1
+        )
+        batches = DataLoader(
+            dataset,
+            batch_size=min(self.meta_batch_size, len(sampler)),
+            sampler=sampler,
+            collate_fn=self.data_collator,
+            drop_last=True,
+            # A loader without a generator draws from the global one whenever a pass begins.
+            generator=torch.Generator().manual_seed(args.seed),
+        )
         scaler = getattr(self.accelerator, "scaler", None)
-        learner = MetaLearner(model, self.optimizer, meta_batches=self.meta_loader(), scaler=scaler, **self.meta)
+        learner = MetaLearner(model, self.optimizer, meta_batches=batches, scaler=scaler, **self.meta)
         saved = Path(self._resumed or "") / STATE_FILE
         if self._resumed is not None and saved.exists():
             learner.load_state_dict(torch.load(saved, map_location="cpu", weights_only=True))
         return learner
-
-    def meta_loader(self) -> DataLoader[Any]:
-        """Return the loader of meta batches: each process draws its own part, in a new order every pass."""
-        args, dataset = self.args, self.meta_dataset
-        # Also for one process: its order follows from the seed and the number of the pass, so a resumed run repeats it.
-        sampler: DistributedSampler[Any] = DistributedSampler(
-            dataset, num_replicas=args.world_size, rank=args.process_index, seed=args.seed, drop_last=args.world_size > 1
-        )
-        size = min(self.meta_batch_size, len(sampler))
-        # A loader without a generator draws from the global one whenever a pass begins.
-        own = torch.Generator().manual_seed(args.seed)
-        return DataLoader(
-            dataset, batch_size=size, sampler=sampler, collate_fn=self.data_collator, drop_last=True, generator=own
-        )
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model and, in a checkpoint to resume from, the learner beside it."""
@@ -173,8 +168,7 @@ class CalibrationCallback(Recorder, TrainerCallback):
         # The Trainer gathers the predictions of all processes (without the copies that fill up the last batch) before it shows
         # them, so every process has seen every example, and adding them up again would count them twice.
         super().__init__(num_classes=num_classes, sync_on_compute=False, **options)
-        self._suite, self.also = self.suite(), also
-        self._values: dict[str, float] = {}
+        self.also = also
 
     def compute_metrics(self, prediction: EvalPrediction, compute_result: bool = True) -> dict[str, float]:
         """Add predictions and, after the last, return the numbers to log.
@@ -183,17 +177,16 @@ class CalibrationCallback(Recorder, TrainerCallback):
             prediction: Logits ``[N, C]`` or ``[N, T, C]`` (or a tuple that begins with them) and labels.
             compute_result: False where more batches follow.
         """
-        if self.also is not None and not (compute_result and not self._suite.update_called):
+        if self.also is not None and not (compute_result and not self.suite.update_called):
             raise ValueError("CalibrationCallback: `also` must not be given with `batch_eval_metrics=True`.")
         given = (prediction.predictions, prediction.label_ids)
         logits, labels = (torch.as_tensor(value[0] if isinstance(value, tuple) else value) for value in given)
-        self._suite = self._suite.to(logits.device)
-        add_batch(self._suite, logits, labels)
+        add_batch(self.suite.to(logits.device), logits, labels)
         if not compute_result:
             return {}
-        self._values = self.measure(self._suite)
-        self._suite.reset()
-        return self._values if self.also is None else {**self.also(prediction), **self._values}
+        values = with_ends(self.measure(self.suite), self.metrics)
+        self.suite.reset()
+        return values if self.also is None else {**self.also(prediction), **values}
 
     def on_evaluate(
         self,
@@ -211,16 +204,16 @@ class CalibrationCallback(Recorder, TrainerCallback):
                 f"CalibrationCallback: the evaluation must give {self.metrics[0]!r}, got {', '.join(metrics or {})}. "
                 "Pass `compute_metrics=callback.compute_metrics` to the Trainer."
             )
-        step = state.global_step
-        self.history.append({"name": name, "epoch": state.epoch, "step": step, "n": self.scores.n, **self._values})
+        epoch, step, scores = state.epoch, state.global_step, self.scores
+        self.history.append({"name": name, "epoch": epoch, "step": step, "n": scores.n, **with_ends(scores, self.metrics)})
         if not state.is_world_process_zero:
             return
         if "tensorboard" not in (args.report_to or ()):
-            self.show(f"{name}/reliability", state.epoch, step, [])
+            self.show(scores, f"{name}/reliability", epoch, step, [])
             return
         from torch.utils.tensorboard import SummaryWriter
 
         # Where the Trainer's own callback writes if it was told where; otherwise it makes up a name from the time of day.
         folder = os.getenv("TENSORBOARD_LOGGING_DIR") or Path(str(args.output_dir)) / "runs" / "calibration"
         with SummaryWriter(log_dir=str(folder)) as board:
-            self.show(f"{name}/reliability", state.epoch, step, [board])
+            self.show(scores, f"{name}/reliability", epoch, step, [board])
