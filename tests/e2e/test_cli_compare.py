@@ -203,9 +203,9 @@ def test_compare_in_python_reads_finished_runs_and_adds_others(whole: Path, tmp_
     [
         (("--data", "mixture", "--methods", "ce,fokal"), "unknown method 'fokal'. Did you mean 'focal'?"),
         (("--data", "cifar10", "--methods", "ce", "--data-root", "{tmp}"), "calibrant data fetch cifar10"),
-        (("--methods", "ce"), "`--data` must name a data set"),
+        (("--methods", "ce"), "`data` must hold at least one"),
         (("--data", "mixture", "--methods", "ce", "--set", "epochs=3"), "unknown key of recipe 'epochs'"),
-        (("--data", "mixture"), "`--methods` must name methods"),
+        (("--data", "mixture"), "`methods` must hold at least one"),
         (("--data", "mixture", "--add", "x.npz", "--epochs", "3"), "`methods` must be named"),
     ],
 )

@@ -1,7 +1,8 @@
 """`calibrant train` as typed: what it prints, what it writes, how it ends; every method, and evaluation under shift."""
 
-import io
 import json
+import re
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,7 +11,6 @@ from PIL import Image
 from rich.console import Console
 
 import calibrant.cli.train as command
-from calibrant.cli.train import EpochDisplay
 from calibrant.core.records import Split
 from calibrant.data.shift import CORRUPTIONS, SEVERITIES, corrupt
 from calibrant.engine.folder import is_finished, load_run
@@ -18,7 +18,6 @@ from calibrant.engine.loop import assemble, load_data
 from calibrant.engine.methods import METHODS
 from calibrant.engine.network import save_weights
 from calibrant.engine.recipe import Recipe, override
-from calibrant.engine.result import EpochRecord
 from calibrant.engine.train import evaluate_shift, scale_run, train, with_temperature
 from calibrant.io import rewrite_predictions
 from helpers import run_command
@@ -146,19 +145,18 @@ def test_cli_train_bad_input_is_one_sentence_and_leaves_no_folder(arguments, wor
 
 def test_cli_train_interrupted_says_how_to_go_on_and_goes_on(tmp_path, capsys, monkeypatch):
     whole = train(tiny(train__epochs="4"))
-    report = EpochDisplay.report
+    show = command.show_epoch
 
-    def interrupt(self, record):
-        report(self, record)
+    def interrupt(console, epochs, record):
         if record.epoch == 1:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(EpochDisplay, "report", interrupt)
+    monkeypatch.setattr(command, "show_epoch", interrupt)
     often = ("--set", "train.checkpoint_every_seconds=0")
     code, _, err = call(capsys, *TINY, *often, "--method", "ce", "--epochs", 4, "--out", tmp_path / "r")
     assert code == 130
     assert f"`calibrant train --resume --out {tmp_path / 'r'}`" in err
-    monkeypatch.setattr(EpochDisplay, "report", report)
+    monkeypatch.setattr(command, "show_epoch", show)
     code, out, err = call(capsys, "--resume", "--out", tmp_path / "r")
     assert (code, err) == (0, "")
     assert [line.split()[1] for line in out.splitlines()[:-2]] == ["3/4", "4/4"]
@@ -239,28 +237,15 @@ def test_train_frozen_layers_and_their_statistics_stay_as_they_are():
     assert changed == {"conv2", "bn2", "hidden", "head"}
 
 
-@pytest.mark.parametrize("width", [72, 140])
-def test_epoch_display_in_a_terminal_shows_one_live_line_with_what_matters_first(width):
-    stream = io.StringIO()
-    display = EpochDisplay(350, console=Console(file=stream, force_terminal=True, width=width, color_system=None))
-    with display.bar:
-        display.tick(99, 1, 10)
-        display.tick(99, 9, 10)
-        record = EpochRecord(99, 0.1, 0.5, val_error=0.25, val_ece=0.031, gamma_mean=1.0, gamma_std=0.1, images_per_second=1e4)
-        display.report(record)
-    last = [line for line in stream.getvalue().splitlines() if "epoch" in line][-1]
-    assert "epoch 100/350 " in last
-    assert "val error 25.00%  ECE 3.10%" in last
-    assert "━" in last
-    assert ("10,000 images/s" in last) == (width > 100)
-
-
-def test_epoch_display_beside_the_first_process_is_silent(capsys):
-    display = EpochDisplay(2, shown=False)
-    with display.bar:
-        display.tick(0, 1, 2)
-        display.report(EpochRecord(0, 0.1, 0.5))
-    assert capsys.readouterr().out == ""
+def test_cli_train_in_a_terminal_shows_a_bar_and_a_line_for_every_epoch(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("calibrant.cli.train.Terminal", partial(Console, force_terminal=True, width=80, color_system=None))
+    code, out, _ = call(capsys, *TINY, "--epochs", 2, "--out", tmp_path / "r")
+    assert code == 0
+    assert "━" in out
+    assert re.search("epoch 1/2  val error .*\n", out)
+    # Processes beside the first are silent.
+    monkeypatch.setattr(command, "is_first_process", lambda: False)
+    assert "━" not in call(capsys, *TINY, "--epochs", 2, "--out", tmp_path / "s")[1]
 
 
 @pytest.mark.parametrize("preset", ["default", "paper"])

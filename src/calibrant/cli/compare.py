@@ -6,7 +6,7 @@ While a grid runs, there is a line for every run that ends; a terminal shows tho
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from calibrant.grid.collect import finished_runs, load_variants, save_results
 from calibrant.grid.compare import Comparison, compare
 from calibrant.grid.export import write_number
 from calibrant.grid.paper import NOT_IN_PAPER
-from calibrant.grid.schedule import Board, Cell, Event, Stage, split_names
+from calibrant.grid.schedule import Board, Cell, Event, Stage, Watch, split_names
 from calibrant.grid.tables import MARK
 from calibrant.metrics.verdict import SIGNIFICANT
 from calibrant.paper.reproduce import Reproduction, plan_reproduction, run_reproduction
@@ -50,19 +50,14 @@ def compare_methods(
 ) -> None:
     """Run a grid, show it while it goes on, and print the table; ``how`` are further arguments of `calibrant.compare`."""
     common = None if recipe is None else load_recipe(recipe)
-    if not data and common is None:
-        raise ValueError("compare: `--data` must name a data set (`calibrant data list`), got none.")
-    if not methods.strip() and not add:
-        raise ValueError("compare: `--methods` must name methods to train, or `--add` predictions to compare, got neither.")
-    display = GridDisplay()
-    with display.open():
+    with show_grid() as watch:
         found = compare(
-            data or [common.data.name if common is not None else ""],
+            data or ([] if common is None else [common.data.name]),
             methods=methods,
             recipe=common,
             settings=merge_settings(options, settings or []),
             add=add or (),
-            watch=display.watch,
+            watch=watch,
             **how,
         )
     summarize(found)
@@ -86,36 +81,27 @@ def summarize(found: Comparison) -> None:
         raise typer.Exit(1)
 
 
-class GridDisplay:
-    """Writes a line for every run that ends, and shows those that go on where that is a terminal.
+@contextmanager
+def show_grid(console: Console | None = None) -> Iterator[Watch]:
+    """Yield what a grid is to be run with: it writes a line for every run that ends; a terminal shows those that go on, too.
 
-    A grid is to be run with its `watch`, inside `open`.
+    Where the block is interrupted, it says how far the grid was.
     """
+    console = console or Terminal(soft_wrap=True)
+    boards: list[Board] = []
 
-    def __init__(self, *, console: Console | None = None) -> None:
-        self.console = Terminal(soft_wrap=True) if console is None else console
-        self.board: Board | None = None
-
-    @contextmanager
-    def open(self) -> Iterator[None]:
-        """Show the board, and say how far it was where the block is interrupted."""
-        draws = self.console.is_terminal
-        live = Live(console=self.console, transient=True, get_renderable=self._draw) if draws else nullcontext()
-        with says_how_to_go_on(lambda: f", {done_words(self.board)}" if self.board else ""), live:
-            yield
-
-    def watch(self, board: Board, event: Event | None) -> None:
-        """Show what happened."""
-        first, self.board = self.board is None, board
-        if first:
-            self.console.print(f"{done_words(board)}{'; a line for each that ends' if board.count(Stage.WAITING) else ''}")
+    def watch(board: Board, event: Event | None) -> None:
+        if not boards:
+            boards.append(board)
+            console.print(f"{done_words(board)}{'; a line for each that ends' if board.count(Stage.WAITING) else ''}")
         elif event is None and not board.count(Stage.WAITING, Stage.RUNNING):
-            self.console.print("making tables and the report")
+            console.print("making tables and the report")
         elif event is not None and event.kind != "step":
-            self.console.print(ended_words(board, board.cells[event.name]))
+            console.print(ended_words(board, board.cells[event.name]))
 
-    def _draw(self) -> Text:
-        return Text("" if self.board is None else running_words(self.board), style="cyan")
+    live = Live(console=console, transient=True, get_renderable=lambda: Text("\n".join(map(running_words, boards)), "cyan"))
+    with says_how_to_go_on(lambda: "".join(f", {done_words(board)}" for board in boards)), live:
+        yield watch
 
 
 def done_words(board: Board) -> str:
@@ -159,29 +145,24 @@ def show_table(table: Table, *, console: Console) -> None:
     drop = [place for word in _DROP for place, name in enumerate(names) if name.removesuffix(" %") == word]
     # Bold is nothing but a word where the terminal, or a file, has none.
     best = _BEST if console.color_system is None else ""
-    missing: set[str] = set()
     for section in table.sections:
         rows: list[Row] = [_row(table, row, best=best) for row in section.rows]
-        fitted = fit_table(names, rows, width=console.width, drop=drop)
         show_heading(console, section.title, "")
-        console.print(fitted)
-        missing |= {*names} - {str(column.header) for column in fitted.columns}
-    dropped = [name.removesuffix(" %") for name in names if name in missing]
-    left_out = [f"not shown for want of room, but in {table.name}.md: {', '.join(dropped)}"] if dropped else []
+        console.print(fit_table(names, rows, width=console.width, drop=drop))
     console.print()
-    for note in [*_signs(table, best=best), *left_out]:
-        console.print(Text(note, style="dim"))
+    if signs := _signs(table, best=best):
+        console.print(Text(signs, "dim"))
 
 
-def _signs(table: Table, *, best: str) -> list[str]:
-    """What the numbers and their signs are, in one sentence; none where there is nothing to say."""
+def _signs(table: Table, *, best: str) -> str:
+    """What the numbers and their signs are, in one sentence."""
     cells = [cell for row in table.rows for cell in row.cells.values()]
     legend = ["mean ± standard deviation over seeds"] if any(cell.std is not None for cell in cells) else []
     if all(row.kind != "ours" for row in table.rows):
         legend.insert(0, f"method minus {table.base}, negative is better")
     legend += [f"{best or 'bold'}: the lowest comparable"] if any(cell.best for cell in cells) else []
     legend += [f"{MARK}: differs from {table.base}, p < {SIGNIFICANT}"] if any(cell.differs for cell in cells) else []
-    return ["; ".join(legend)] if legend else []
+    return "; ".join(legend)
 
 
 def _row(table: Table, row: TableRow, *, best: str) -> list[str | Text]:
@@ -213,9 +194,8 @@ def reproduce(
     folder = Path("reproduce", f"{name}-quick" if quick else name) if out is None else out
     _say_plan(plan, folder)
     if not dry_run:
-        display = GridDisplay()
-        with display.open():
-            found = run_reproduction(plan, out=folder, jobs=jobs, watch=display.watch)
+        with show_grid() as watch:
+            found = run_reproduction(plan, out=folder, jobs=jobs, watch=watch)
         summarize(found)
 
 

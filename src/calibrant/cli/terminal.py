@@ -106,12 +106,16 @@ def duration_words(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
+def make_bar(console: Console, *, shown: bool = True) -> Progress:
+    """Make a bar that a terminal shows while it is open, and that leaves nothing behind."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console, transient=True, disable=not (shown and console.is_terminal))
+
+
 @contextmanager
 def progress_bar(text: str, total: float | None) -> Iterator[Callable[[float], None]]:
-    """Show a bar, where standard error is a terminal; yield a function that moves it on by an amount of ``total``, if known."""
-    console = Terminal(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    """Show a bar on standard error; yield a function that moves it on by an amount of ``total``, if known."""
+    with make_bar(Terminal(stderr=True)) as bar:
         task = bar.add_task(text, total=total)
         yield lambda amount: bar.advance(task, amount)
 

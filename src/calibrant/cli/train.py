@@ -1,4 +1,4 @@
-"""``calibrant train``: a recipe and options in, a run folder out, with a live bar or a line for every epoch on the way.
+"""``calibrant train``: a recipe and options in, a run folder out, with a line for every epoch on the way.
 
 And ``calibrant predict``: a run and new images in, predictions out.
 """
@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Column
 
-from calibrant.cli.terminal import Terminal, check_destination, fit_table, say
+from calibrant.cli.terminal import Terminal, check_destination, fit_table, make_bar, say
 from calibrant.data.shift import CORRUPTIONS, SEVERITIES
 from calibrant.engine.folder import load_run
 from calibrant.engine.hardware import is_first_process
@@ -47,11 +46,19 @@ def train_model(
         # A misspelt folder must not train the defaults.
         raise ValueError(f"train: `--resume` must find a run to continue, got {str(folder)!r}, which holds none.")
     find_own_networks([whole])
-    first = is_first_process()
+    first, console, epochs = is_first_process(), Terminal(soft_wrap=True), whole.train.epochs
+    bar = make_bar(console, shown=first)
+    task = bar.add_task("training", total=epochs)
+
+    def tick(epoch: int, step: int, steps: int) -> None:
+        # Fifty moves an epoch: more would slow down short steps.
+        if step % max(1, steps // 50) == 0:
+            bar.update(task, completed=epoch + step / steps)
+
     try:
-        display = EpochDisplay(whole.train.epochs, shown=first)
-        with display.bar:
-            run = train(whole, out=folder, resume=resume, report=display.report, tick=display.tick)
+        with bar:
+            report = partial(show_epoch, console, epochs)
+            run = train(whole, out=folder, resume=resume, report=report, tick=tick)
     except KeyboardInterrupt:
         if first:
             written = (folder / "recipe.toml").exists()
@@ -90,32 +97,8 @@ def default_folder(recipe: Recipe) -> Path:
     return Path("runs", "-".join(words).replace("/", "-"))
 
 
-class EpochDisplay:
-    """Shows epochs as they end, unless it is not ``shown``, as in processes beside the first; inside its open ``bar``."""
-
-    def __init__(self, epochs: int, *, shown: bool = True, console: Console | None = None) -> None:
-        self.epochs, self.shown = epochs, shown
-        self.console = Terminal(soft_wrap=True) if console is None else console
-        bar, words = BarColumn(bar_width=12), TextColumn("{task.fields[words]}", table_column=Column(no_wrap=True, ratio=1))
-        columns = (TextColumn("epoch {task.description}"), bar, TimeRemainingColumn(), words)
-        self.bar = Progress(*columns, console=self.console, expand=True, disable=not (shown and self.console.is_terminal))
-        self._task = self.bar.add_task(f"1/{epochs}", total=float(epochs), words="preparing")
-
-    def report(self, record: EpochRecord) -> None:
-        """Show an epoch that has ended."""
-        place, words = f"{record.epoch + 1}/{self.epochs}", "  ".join(epoch_words(record))
-        self.bar.update(self._task, completed=record.epoch + 1, description=place, words=words)
-        if self.shown and self.bar.disable:
-            self.console.print(f"epoch {place}  {words}")
-
-    def tick(self, epoch: int, step: int, steps: int) -> None:
-        """Move the bar within an epoch, in fifty moves."""
-        if step % max(1, steps // 50) == 0:
-            self.bar.update(self._task, completed=epoch + step / steps, description=f"{epoch + 1}/{self.epochs}")
-
-
-def epoch_words(record: EpochRecord) -> list[str]:
-    """Return what an epoch's line says: validation error and ECE, loss, gamma and speed."""
+def show_epoch(console: Console, epochs: int, record: EpochRecord) -> None:
+    """Print the line of an epoch: validation error and ECE, loss, gamma and speed."""
     words = [f"loss {record.train_loss:.4f}"]
     if record.val_error is not None and record.val_ece is not None:
         words = [f"val error {100 * record.val_error:.2f}%", f"ECE {100 * record.val_ece:.2f}%", *words]
@@ -123,7 +106,7 @@ def epoch_words(record: EpochRecord) -> list[str]:
         words.append(f"gamma {record.gamma_mean:.2f}±{record.gamma_std:.2f}")
     if record.images_per_second is not None:
         words.append(f"{record.images_per_second:,.0f} images/s")
-    return words
+    console.print("  ".join([f"epoch {record.epoch + 1}/{epochs}", *words]))
 
 
 def write_summary(run: Run) -> None:
