@@ -170,7 +170,7 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
     def _check_learned(self) -> None:
         """Raise ``ValueError`` unless what was learned keeps its rules and turns logits into probabilities."""
         self.check_params()
-        given = torch.eye(10, self.num_classes_, dtype=torch.float64)
+        given = torch.eye(10, self.num_classes_, dtype=torch.float64).kron(torch.tensor([[1.0], [1e4], [-1e4]]).double())
         found = self.log_probs(given)
         finite = all(bool(torch.isfinite(value).all()) for value in self.learned_values().values())
         if not finite or found.shape != given.shape or not bool((found.logsumexp(1).abs() < 1e-6).all()):
@@ -316,7 +316,7 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
             made.floor_ = check_floor(float(data.get("floor", 0.0)), made.num_classes_, where=where)  # type: ignore[arg-type]
             made._from_plain(data["learned"])  # type: ignore[arg-type]
             made._check_learned()
-        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError) as error:
+        except (ArithmeticError, AttributeError, IndexError, KeyError, RuntimeError, TypeError) as error:
             raise ValueError(f"{where}: the data must describe a calibrator, got a fault at {error}.") from None
         if not isinstance(made, cls):
             raise ValueError(f"{where}: the data must describe a {cls.__name__}, got a {type(made).__name__}.")

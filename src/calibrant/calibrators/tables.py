@@ -230,6 +230,18 @@ def stack_maps(found: Sequence[tuple[Vector, Vector]]) -> tuple[Tensor, Tensor]:
     return places, values
 
 
+class _Table(Calibrator):
+    layer_dtype = torch.float64
+
+    def _check_learned(self) -> None:
+        places, values = self.learned_values().values()
+        # Between edges there is one step more.
+        count = places.shape[-1] + (self.learned[0] == "edges")
+        if values.shape != (*places.shape[:-1], count) or not bool(((values >= 0) & (values <= 1)).all()):
+            raise ValueError(f"{type(self).__name__}: `values_` must be probabilities, one for each place, got others.")
+        super()._check_learned()
+
+
 # Straight lines between knots: isotonic calibration and splines.
 
 
@@ -240,7 +252,7 @@ def isotonic_lines(question: Question) -> tuple[Vector, Vector]:
     return np.asarray(fitted.X_thresholds_, dtype=np.float64), np.asarray(fitted.y_thresholds_, dtype=np.float64)
 
 
-class IsotonicCalibration(Calibrator):
+class IsotonicCalibration(_Table):
     """Maps every class's probability by its own non-decreasing function, then normalises.
 
     The function is that of scikit-learn's ``IsotonicRegression``: constant where neighbours violate the order, straight
@@ -256,7 +268,6 @@ class IsotonicCalibration(Calibrator):
 
     label = "isotonic calibration"
     learned = ("knots", "values")
-    layer_dtype = torch.float64
     formula: ClassVar[Callable[..., Tensor]] = staticmethod(lines_log_probs)
     few_samples_per_class = 50
 
@@ -325,7 +336,7 @@ def recalibrate(question: Question, *, n_knots: int) -> tuple[Vector, Vector]:
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class SplineCalibration(Calibrator):
+class SplineCalibration(_Table):
     """Maps the confidence by a curve whose slope a spline gives, and scales the other classes in proportion.
 
     Where the new confidence would hand the top to another class it is raised to a tie, so that predictions stay.
@@ -346,7 +357,6 @@ class SplineCalibration(Calibrator):
     label = "spline calibration"
     rules = {"n_knots": partial(check_count, least=3)}
     learned = ("knots", "values")
-    layer_dtype = torch.float64
     formula = staticmethod(spline_log_probs)
     preserves_accuracy = True
     needs_every_class = False
@@ -361,9 +371,8 @@ class SplineCalibration(Calibrator):
 # Steps: histograms.
 
 
-class _StepsCalibrator(Calibrator):
+class _StepsCalibrator(_Table):
     learned = ("edges", "values")
-    layer_dtype = torch.float64
     formula: ClassVar[Callable[..., Tensor]] = staticmethod(steps_log_probs)
 
     def _fit(self, data: FitData) -> Mapping[str, Learned]:

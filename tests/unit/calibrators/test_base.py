@@ -172,8 +172,13 @@ def test_load_of_another_file_says_what_it_is(tmp_path: Path) -> None:
         (EnsembleTemperatureScaling, {"mixture": [0.5, 0.5, 0.5]}),
         (EnsembleTemperatureScaling, {"mixture": [1.5, -0.5, 0.0]}),
         (VectorScaling, {"weight": [1.0, 1.0]}),
+        (VectorScaling, {"weight": [1e308, 1.0, 1.0]}),
         (PlattScaling, {"slope": None}),
+        (PlattScaling, {"slope": 10**400}),
         (IsotonicCalibration, {"values": [[0.0, float("nan"), 1.0]] * 3, "knots": [[0.0, 0.5, 2.0]] * 3}),
+        # No logits that are tried have these confidences.
+        (SplineCalibration, {"values": [0.5, 0.7, 1.2, 0.9], "knots": [0.5, 0.85, 0.851, 2.0]}),
+        (SplineCalibration, {"values": [0.5, 0.9], "knots": [0.5, 0.8, 2.0]}),
     ],
 )
 def test_load_refuses_what_cannot_have_been_learned(
