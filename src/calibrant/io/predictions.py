@@ -450,7 +450,7 @@ def read_pt(path: Path) -> tuple[Fields, Extras]:
                 fields[key] = np.asarray(value)
             continue
         # A view may claim more values than are stored.
-        is_plain = value.layout == torch.strided and not value.is_quantized
+        is_plain = value.layout == torch.strided and not (value.is_quantized or value.is_meta)
         if not is_plain or value.numel() * value.element_size() > value.untyped_storage().nbytes():
             raise ValueError(f"{path}: `{key}` must be a dense tensor that holds every value. Save `{key}.to_dense().clone()`.")
         if value.dtype == torch.bfloat16 and key in ("logits", "probs"):

@@ -206,6 +206,8 @@ def test_pt_that_claims_more_than_it_holds_is_refused(tmp_path: Path) -> None:
     torch.save({"logits": torch.ones(1).expand(10**10, 10), "labels": torch.ones(1, dtype=torch.int64).expand(10**10)}, path)
     assert path.stat().st_size < 3000
     assert "`logits` must be a dense tensor that holds every value" in message_of(path)
+    torch.save({"logits": torch.ones(2, 3, device="meta"), "labels": torch.zeros(2, dtype=torch.int64)}, path)
+    assert "`logits` must be a dense tensor that holds every value" in message_of(path)
 
 
 def test_npz_that_claims_more_than_it_holds_is_refused(tmp_path: Path) -> None:
