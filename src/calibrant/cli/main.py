@@ -86,7 +86,9 @@ SliceBy = Annotated[
 ]
 ProbColumn = Annotated[str | None, typer.Option(metavar="NAME", help="Column of a table with P(positive) of two classes.")]
 LabelColumn = Annotated[str | None, typer.Option(metavar="NAME", help="Column of a table with the labels.")]
-IgnoreIndex = Annotated[int | None, typer.Option(metavar="LABEL", help="Leave out examples with this label.")]
+IgnoreIndex = Annotated[
+    int | None, typer.Option(min=-(10**9), max=10**9, metavar="LABEL", help="Leave out examples with this label.")
+]
 Bins = Annotated[int, typer.Option(min=1, max=3000, metavar="M", help="Bins of the binned metrics.")]
 Resamples = Annotated[int, typer.Option(min=100, max=100_000, metavar="N", help="Bootstrap resamples for the intervals.")]
 Seed = Annotated[int, typer.Option(min=0, metavar="N", help="Seed of the bootstrap.")]

@@ -52,6 +52,7 @@ def test_run_without_command_shows_help(capsys: pytest.CaptureFixture[str], argu
         (("measure", "x.npz", "--resamples", "100000000"), "--resamples"),
         # With fewer no p-value could fall below 5 %, and any error would be called chance.
         (("measure", "x.npz", "--resamples", "99"), "--resamples"),
+        (("measure", "x.npz", "--ignore-index", "9" * 40), "--ignore-index"),
         (("measure", "nowhere.npz"), "nowhere.npz: there is no such file"),
         (("measure", "x.xyz"), "x.xyz: there is no such file"),
         (("measure", "."), ".: must be a file, got a folder"),
