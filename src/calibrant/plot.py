@@ -20,7 +20,7 @@ from calibrant.core.summary import summarize
 from calibrant.metrics.diagram import PALETTE, draw_diagram, known_share
 from calibrant.metrics.measure import class_scores
 from calibrant.metrics.verdict import table_rows, verdict, write_estimate
-from calibrant.report.reliability import ReliabilityPanel, panel_of_bins
+from calibrant.report.figures import ReliabilityPanel, panel_of_bins
 from calibrant.report.rows import styles_of
 
 if TYPE_CHECKING:

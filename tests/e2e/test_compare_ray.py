@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from calibrant.grid.collect import load_run_entry
-from calibrant.grid.local import run_task
-from calibrant.grid.ray import RayExecutor, run_remotely
+from calibrant.grid.executors import RayExecutor, run_remotely, run_task
 from calibrant.grid.schedule import Cell, Event, Task, plan_cells
 
 TINY = {"train.epochs": "2", "train.batch_size": "400"}

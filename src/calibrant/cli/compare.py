@@ -23,12 +23,10 @@ from calibrant.engine.recipe import load_recipe
 from calibrant.grid.collect import finished_runs, load_variants, save_results
 from calibrant.grid.compare import Comparison, compare
 from calibrant.grid.export import write_number
-from calibrant.grid.paper import NOT_IN_PAPER
 from calibrant.grid.schedule import Board, Cell, Event, Stage, Watch, split_names
-from calibrant.grid.tables import MARK
+from calibrant.grid.tables import MARK, NOT_IN_PAPER
 from calibrant.metrics.verdict import SIGNIFICANT
-from calibrant.paper.reproduce import Reproduction, plan_reproduction, run_reproduction
-from calibrant.paper.tables import write_results_page
+from calibrant.paper.reproduce import Reproduction, plan_reproduction, run_reproduction, write_results_page
 from calibrant.report.rows import INFO_NAMES, Table
 from calibrant.report.rows import Row as TableRow
 

@@ -451,7 +451,7 @@ def monitor_stream(
     with progress_bar("measuring", None):
         watched = monitor.result(n_resamples=request.resamples, seed=request.seed)
     if figure is not None:
-        from calibrant.report.monitor import draw_monitor
+        from calibrant.report.figures import draw_monitor
         from calibrant.report.save import save_figure
 
         save_figure(draw_monitor(watched), figure.with_suffix(""))

@@ -16,14 +16,13 @@ from calibrant.core.checks import FitError
 from calibrant.core.records import Predictions
 from calibrant.core.scores import Entry, Estimate
 from calibrant.decisions import promise_table
-from calibrant.grid.collect import check_same_labels, load_entries, once
-from calibrant.grid.rows import catalogue_order
+from calibrant.grid.collect import catalogue_order, check_same_labels, load_entries, once
 from calibrant.grid.tables import compare_table
 from calibrant.io.files import atomic_writer
 from calibrant.metrics.measure import measure
 from calibrant.metrics.verdict import worst_slice
 from calibrant.report.page import Candidate, Examined, Repair, render_page, verdict_of
-from calibrant.report.page_runs import columns_of
+from calibrant.report.rows import columns_of
 
 
 def write_report(

@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import re
+import shlex
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -28,14 +29,14 @@ from calibrant.data import is_path
 from calibrant.data.image_set import ImageSet
 from calibrant.engine.folder import is_finished, load_run, read_facts, read_recipe
 from calibrant.engine.loop import is_own
-from calibrant.engine.methods import METHODS, split_name
-from calibrant.engine.recipe import Recipe
-from calibrant.grid.rows import command_of, flat_recipe, identity, settings_of
+from calibrant.engine.methods import METHODS, NAMED, flat_recipe, settle, split_name, text_of
+from calibrant.engine.recipe import KEYS, Recipe
 from calibrant.io.files import atomic_writer
 from calibrant.io.predictions import FORMATS, load_predictions
 from calibrant.metrics.chance import bin_sweep
 from calibrant.metrics.measure import measure, values_of
 from calibrant.metrics.table import is_top_label
+from calibrant.report.rows import row_key, settings_of
 
 _WHAT = ("data", "method", "preset", "model", "epochs", "seed")
 _FACTS = ("command", "effective", "machine", "versions", "commit", "seconds", "examples", "note")
@@ -500,3 +501,31 @@ def _runs(top: Path) -> list[Path]:
 def _below(top: Path, name: str) -> list[Path]:
     """Files by their name or pattern, in ``top`` and up to three levels below it."""
     return sorted(file for depth in range(4) for file in top.glob("*/" * depth + name))
+
+
+def command_of(recipe: Recipe) -> str:
+    """Return the command that trains by ``recipe``: what is run by name, and what else differs; the place of data left out."""
+    values, method = flat_recipe(recipe), recipe.method
+    words = [word for key in NAMED for word in (KEYS[key].flag, text_of(values[key]))]
+    usual, _ = settle(method.name, method.preset, {})
+    told = [f"{key}={text_of(value)}" for key, value in values.items() if key not in NAMED and usual.get(key) != text_of(value)]
+    return shlex.join(["calibrant", "train", *words, *(word for text in told for word in ("--set", text))])
+
+
+def identity(entry: Entry) -> tuple[object, ...]:
+    """Return all that tells a run from others: what decides its row, and its seed."""
+    return (*row_key(entry), entry.seed)
+
+
+def catalogue_order(entry: Entry) -> tuple[object, ...]:
+    """Key to sort runs by: data, network, method as in the catalogue, longest and plainest first, ``+ts`` after its base, seed.
+
+    Predictions of others come last, and keep their order.
+    """
+    if entry.is_foreign:
+        return (True,)
+    base, scaled = split_name(entry.method)
+    known = base not in METHODS, list(METHODS).index(base) if base in METHODS else 0, base
+    settings = sorted(settings_of(entry).items())
+    variant = -(entry.epochs or 0), entry.preset or "", len(settings), settings
+    return False, entry.data, entry.model or "", known, variant, scaled, entry.seed is None, entry.seed or 0

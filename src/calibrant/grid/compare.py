@@ -18,11 +18,18 @@ from calibrant.engine.batches import check_batch_size
 from calibrant.engine.folder import check_same_run, is_finished, lock_folder, read_facts, read_recipe
 from calibrant.engine.loop import check_same_data, divide_rows, is_own, load_data
 from calibrant.engine.recipe import Recipe
-from calibrant.grid.collect import UNKNOWN, check_same_labels, data_label, is_run, load_entries, load_run_entry, once
+from calibrant.grid.collect import (
+    UNKNOWN,
+    catalogue_order,
+    check_same_labels,
+    data_label,
+    is_run,
+    load_entries,
+    load_run_entry,
+    once,
+)
+from calibrant.grid.executors import LocalExecutor, RayExecutor
 from calibrant.grid.export import write_outputs
-from calibrant.grid.local import LocalExecutor
-from calibrant.grid.ray import RayExecutor
-from calibrant.grid.rows import catalogue_order
 from calibrant.grid.schedule import Board, Cell, Stage, Watch, parse_seeds, plan_cells, run_cells, split_names
 from calibrant.report.rows import Table, group_rows
 

@@ -214,7 +214,7 @@ def write_outputs(
     Returns:
         The table, and the files.
     """
-    from calibrant.report.page_runs import columns_of
+    from calibrant.report.rows import columns_of
 
     # The page shows the Brier score, too.
     wide = compare_table(entries, metrics=columns_of(entries), paper=paper, calibrated=True, name="table")

@@ -1,6 +1,6 @@
 """A grid as cells, one for every data set, method and seed; what runs next, retries, and the time left.
 
-An executor runs the cells: `calibrant.grid.local` and `calibrant.grid.ray` have one each.
+An executor runs the cells: see `calibrant.grid.executors`.
 """
 
 from __future__ import annotations

@@ -1,21 +1,16 @@
 """Figures and pages, drawn from records. Nothing here trains or fits."""
 
-from importlib import import_module
+from calibrant.report.figures import draw_all, draw_reliability_grid, prepare_reliability
+from calibrant.report.page import Examined, render_page
+from calibrant.report.rows import group_rows
+from calibrant.report.save import save_figure
 
-_HOMES = {
-    "Examined": "page",
-    "render_page": "page",
-    "draw_all": "figures",
-    "draw_reliability_grid": "reliability",
-    "prepare_reliability": "reliability",
-    "group_rows": "rows",
-    "save_figure": "save",
-}
-__all__ = list(_HOMES)
-
-
-def __getattr__(name: str) -> object:
-    """Load what is asked for: a page needs no figures, and figures need no page."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'calibrant.report' has no attribute {name!r}")
-    return getattr(import_module(f"calibrant.report.{_HOMES[name]}"), name)
+__all__ = [
+    "Examined",
+    "draw_all",
+    "draw_reliability_grid",
+    "group_rows",
+    "prepare_reliability",
+    "render_page",
+    "save_figure",
+]

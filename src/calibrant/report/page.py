@@ -1,6 +1,6 @@
 """One self-contained HTML page: what was measured of predictions, what a repair did for them, and runs compared.
 
-What it says of runs is in `page_runs`, and their charts are the figures of this room. Writing the file is left to the caller.
+The charts of runs are the figures of this room. Writing the file is left to the caller.
 Its scripts draw from flat lists of whole numbers, shares in ten-thousandths, so that a page of a thousand classes stays small.
 """
 
@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -26,10 +28,13 @@ from calibrant.metrics.chance import compare_with_null
 from calibrant.metrics.diagram import intervals_of
 from calibrant.metrics.levels import draw_calibrated, ece_of_levels, levels_of
 from calibrant.metrics.measure import class_scores
+from calibrant.metrics.paired import compare_runs, holm
 from calibrant.metrics.verdict import (
     FEW,
+    SIGNIFICANT,
     count_examples,
     direction,
+    join_words,
     judge,
     main_error,
     table_rows,
@@ -41,9 +46,8 @@ from calibrant.metrics.verdict import (
     write_percent,
     write_value,
 )
-from calibrant.report.page_runs import Verdict, give_runs_verdict, plain_table
-from calibrant.report.reliability import panel_of_run
-from calibrant.report.rows import Section, Table
+from calibrant.report.figures import panel_of_run
+from calibrant.report.rows import Row, Section, Table, columns_of, comparable, group_rows, metric_column
 
 _SCRIPTS = ("svg.js", "reliability.js", "shares.js", "classes.js", "runs.js", "main.js")
 # Where sliders stop; the number of bins asked for is added.
@@ -112,6 +116,17 @@ class Repair:
     candidates: tuple[Candidate, ...] = ()
     doubts: tuple[str, ...] = ()
     promises: tuple[Promise, ...] = ()
+
+
+class Verdict(NamedTuple):
+    """What stands at the top of a page: a few words, paragraphs, and the tone that decides the colour.
+
+    The tone is "over", "under", "both", "good" or "unsure", and "runs" for a comparison.
+    """
+
+    headline: str
+    sentences: tuple[str, ...]
+    tone: str
 
 
 def render_page(
@@ -226,9 +241,56 @@ def _tell_repair(before: Scores, repaired: Repair) -> str:
     return f"{what}, fitted on {on}, {tell_effect(before, repaired.after.scores, repaired.paired, it='the ECE')}"
 
 
+def give_runs_verdict(sections: Sequence[Section]) -> Verdict:
+    """Say what comparing runs found: for each data set and network the rows of the lowest ECE and error, and who is close."""
+    rows = [row for section in sections for row in section.rows]
+    methods, runs = len({row.label for row in rows if row.runs}), sum(len(row.runs) for row in rows)
+    headline = f"{methods} method{'s' * (methods > 1)} compared in {runs} run{'s' * (runs > 1)}"
+    return Verdict(headline, tuple(map(_tell, sections)), "runs")
+
+
+def _tell(section: Section) -> str:
+    rows = [row for row in section.rows if row.runs and all(math.isfinite(row.mean(key)) for key in ("ece", "error"))]
+    if not rows:
+        return f"{section.title}: no run has both an error and a calibration error (ECE)."
+    best, accurate = (_leader(rows, *keys) for keys in (("ece", "error"), ("error", "ece")))
+    ece, error = (write_percent(row.mean(key)) for row, key in ((best, "ece"), (accurate, "error")))
+    if len(rows) == 1:
+        return f"{section.title}: {best.label} has an ECE of {ece} and an error of {error}."
+    second = "" if best is accurate else f"{accurate.label} has "
+    told = f"{section.title}: {best.label} has the lowest ECE ({ece}), and {second}the lowest error ({error})."
+    close = {"ECE": _near(best, rows, "ece"), "error": _near(accurate, rows, "error")}
+    said = [f"the {what} of {join_words(labels)}" for what, labels in close.items() if labels]
+    return f"{told} Too close to call: {'; '.join(said)}." if said else told
+
+
+def _leader(rows: Sequence[Row], key: str, then: str) -> Row:
+    """The row with the lowest mean of a metric among those marked as best, which have something to be compared with."""
+    marked = [row for row in rows if row.cells[key].best]
+    return min(marked or rows, key=lambda row: (row.mean(key), row.mean(then)))
+
+
+def _near(best: Row, rows: Sequence[Row], key: str) -> list[str]:
+    """Labels of the rows that tests do not tell from the best; single runs whose intervals do not meet need no test."""
+    rivals = [row for row in rows if row is not best and comparable(best, row) and not _are_apart(best, row, key)]
+    tests = [compare_runs(best.runs, row.runs, [key])[key].p_value for row in rivals]
+    return [row.label for row, p in zip(rivals, holm(tests), strict=True) if p is None or p >= SIGNIFICANT]
+
+
+def _are_apart(best: Row, row: Row, key: str) -> bool:
+    return len(best.runs) == len(row.runs) == 1 and best.runs[0].scores[key].high < row.runs[0].scores[key].low
+
+
 def _label(name: str) -> str:
     """How a calibrator is called in tables and charts."""
     return "doing nothing" if name == "none" else name
+
+
+def plain_table(entries: Sequence[Entry]) -> Table:
+    """Return the table of runs without tests."""
+    columns = tuple(map(metric_column, columns_of(entries)))
+    note = "Means over seeds ± their standard deviation. Bold: the lowest among rows of the same data, network and settings."
+    return Table("runs", "Runs compared", columns, tuple(group_rows(entries)), notes=(note,))
 
 
 def _run_charts(sections: Sequence[Section], stops: Sequence[int]) -> tuple[dict[str, object], list[dict[str, object]]]:

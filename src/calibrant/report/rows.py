@@ -18,6 +18,7 @@ from calibrant.data import data_name
 from calibrant.data.image_set import difference
 from calibrant.metrics.diagram import PALETTE
 from calibrant.metrics.paired import mean_and_std
+from calibrant.metrics.table import score_metrics
 from calibrant.metrics.verdict import SIGNIFICANT, metric_of, write_interval
 
 Dashes = str | tuple[float, tuple[float, ...]]
@@ -92,6 +93,12 @@ def metric_column(key: str) -> Column:
     metric = metric_of(key)
     name = metric.short or metric.label
     return Column(key, name[0].upper() + name[1:], metric.unit == "%")
+
+
+def columns_of(entries: Iterable[Entry]) -> tuple[str, ...]:
+    """Return the metrics to compare entries by, of those that some of them have."""
+    known = {key for entry in entries for key in entry.scores}
+    return tuple(key for key, metric in score_metrics().items() if metric.compared and key in known)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import pytest
 from calibrant.engine.folder import lock_folder
 from calibrant.grid import compare as module
 from calibrant.grid.compare import compare
-from calibrant.grid.local import make_places, run_task
+from calibrant.grid.executors import make_places, run_task
 from calibrant.grid.schedule import Event, Stage, Task
 
 SHORT = {"train.epochs": 1, "train.batch_size": 800, "train.device": "cpu"}

@@ -24,7 +24,7 @@ from calibrant.grid.export import (
     to_markdown,
 )
 from calibrant.grid.tables import compare_table
-from calibrant.paper.tables import make_paper_table
+from calibrant.paper.reproduce import make_paper_table
 from calibrant.report.page import render_page
 from calibrant.report.rows import Cell, Column, Row, Section, Table
 from made_up_runs import run_of, seeds

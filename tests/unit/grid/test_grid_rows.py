@@ -6,7 +6,7 @@ import pytest
 
 from calibrant.core.scores import Entry
 from calibrant.engine.recipe import Recipe, override
-from calibrant.grid.rows import catalogue_order, command_of, identity, settings_of
+from calibrant.grid.collect import catalogue_order, command_of, identity, settings_of
 from calibrant.report.rows import Row, comparable, group_rows
 from made_up_runs import run_of
 

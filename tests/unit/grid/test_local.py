@@ -16,8 +16,8 @@ import pytest
 
 from calibrant.engine.recipe import Recipe, recipe_of
 from calibrant.engine.result import EpochRecord
-from calibrant.grid import local
-from calibrant.grid.local import LocalExecutor, Place, make_places, run_task, visible_gpus
+from calibrant.grid import executors
+from calibrant.grid.executors import LocalExecutor, Place, make_places, run_task, visible_gpus
 from calibrant.grid.schedule import Event, Task
 
 # A process that does what a task says, and notes who it is in the log.
@@ -39,7 +39,7 @@ while True:
 
 @pytest.fixture
 def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalExecutor]:
-    monkeypatch.setattr(local, "_START", STUB)
+    monkeypatch.setattr(executors, "_START", STUB)
     made = LocalExecutor(device="cpu", jobs=2, threads=3)
     yield made
     made.close()
@@ -121,15 +121,15 @@ def test_local_executor_closed_leaves_no_process_behind(pool: LocalExecutor, tmp
 
 
 def test_make_places_on_the_cpu_are_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("calibrant.grid.local.usable_cores", lambda: 6)
+    monkeypatch.setattr("calibrant.grid.executors.usable_cores", lambda: 6)
     assert make_places(device="cpu", jobs=None, threads=1) == [Place(None, 6, 6)]
     assert make_places(device="cpu", jobs=None, threads=4) == [Place(None, 1, 1)]
     assert make_places(device="cpu", jobs=9, threads=1) == [Place(None, 9, 9)]
 
 
 def test_make_places_on_gpus_begin_with_one_run_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("calibrant.grid.local.usable_cores", lambda: 16)
-    monkeypatch.setattr("calibrant.grid.local.visible_gpus", lambda device: ["0", "3"])
+    monkeypatch.setattr("calibrant.grid.executors.usable_cores", lambda: 16)
+    monkeypatch.setattr("calibrant.grid.executors.visible_gpus", lambda device: ["0", "3"])
     assert make_places(device="auto", jobs=None, threads=1) == [Place("0", 1, 4), Place("3", 1, 4)]
     assert make_places(device="auto", jobs=5, threads=1) == [Place("0", 3, 3), Place("3", 2, 2)]
     assert make_places(device="auto", jobs=1, threads=1) == [Place("0", 1, 1)]
@@ -176,15 +176,15 @@ def failing(error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     def train(recipe: Recipe, *, report: Callable, tick: Callable, **_: object) -> None:
         seen.append((list(sys.argv), recipe.train.device))
         for now, step in ((100.0, 1), (100.9, 2), (101.0, 3)):
-            monkeypatch.setattr(local, "monotonic", lambda now=now: now)
+            monkeypatch.setattr(executors, "monotonic", lambda now=now: now)
             tick(0, step, 4)
         report(EpochRecord(0, 0.1, 2.0, val_error=0.3, val_ece=0.02))
         raise error
 
     seen: list[Any] = []
     monkeypatch.setattr(sys, "argv", ["worker"])
-    monkeypatch.setattr(local, "train", train)
-    monkeypatch.setattr(local, "monotonic", lambda: 0.0)
+    monkeypatch.setattr(executors, "train", train)
+    monkeypatch.setattr(executors, "monotonic", lambda: 0.0)
     run_task(Task("x", recipe_of(recipe), tmp_path / "run", None, tmp_path / "log"), send=seen.append)
     return seen
 

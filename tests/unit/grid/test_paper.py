@@ -8,8 +8,8 @@ import pytest
 from calibrant.backbones import BACKBONES
 from calibrant.data import DATASETS
 from calibrant.engine.methods import METHODS, split_name
-from calibrant.grid import paper
-from calibrant.grid.paper import PaperValue, load_paper, paper_row, paper_table
+from calibrant.grid import tables
+from calibrant.grid.tables import PaperValue, load_paper, paper_row, paper_table
 from calibrant.metrics import METRICS
 
 SIX = ("error", "nll", "ece", "mce", "ace", "classwise_ece")
@@ -110,7 +110,7 @@ def test_rows_that_one_data_set_lacks_are_noted() -> None:
 
 def test_bold_of_table1_is_the_lowest_but_where_a_note_says_so() -> None:
     table, wrong = paper_table("table1"), set()
-    bold = json.loads(Path(paper.__file__).with_name("paper.json").read_text())["tables"]["table1"]["bold"]
+    bold = json.loads(Path(tables.__file__).with_name("paper.json").read_text())["tables"]["table1"]["bold"]
     for data, rows in table.rows.items():
         for key in SIX:
             least = min(row.values[key].mean for row in rows)

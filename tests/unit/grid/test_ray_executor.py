@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from calibrant.engine.recipe import Recipe
-from calibrant.grid import ray as module
-from calibrant.grid.ray import RayExecutor, run_remotely
+from calibrant.grid import executors as module
+from calibrant.grid.executors import RayExecutor, run_remotely
 from calibrant.grid.schedule import Event, Task
 
 

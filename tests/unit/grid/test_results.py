@@ -23,9 +23,9 @@ from calibrant.grid.collect import (
     result_from_entry,
     result_name,
     save_results,
+    settings_of,
     unpack_predictions,
 )
-from calibrant.grid.rows import settings_of
 from calibrant.grid.tables import compare_table
 from calibrant.metrics.chance import bin_sweep
 from calibrant.metrics.measure import measure

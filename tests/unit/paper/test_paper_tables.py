@@ -10,7 +10,7 @@ import pytest
 from calibrant.grid.export import to_csv
 from calibrant.grid.tables import compare_table, paper_notes
 from calibrant.metrics.paired import compare_runs, holm
-from calibrant.paper.tables import make_paper_table, make_paper_tables
+from calibrant.paper.reproduce import make_paper_table, make_paper_tables
 from calibrant.report.rows import Row, Table
 from made_up_runs import run_of, seeds
 

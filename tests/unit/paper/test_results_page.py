@@ -9,7 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from calibrant.grid.collect import load_results, save_results
-from calibrant.paper.tables import render_results, write_results_page
+from calibrant.paper.reproduce import render_results, write_results_page
 from calibrant.report.save import save_figure
 from made_up_runs import run_of
 
@@ -85,7 +85,7 @@ def test_page_names_the_command_that_made_it_without_a_place_of_this_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("calibrant.paper.tables._draw", lambda entries, folder: [folder / "x.png"])
+    monkeypatch.setattr("calibrant.paper.reproduce._draw", lambda entries, folder: [folder / "x.png"])
     save_results([run_of("ce")], "my runs")
     for start in (tmp_path, Path()):
         write_results_page(start / "my runs", out=start / "page" / "all.md", figures=start / "page" / "figs")
@@ -125,7 +125,7 @@ def test_every_row_of_every_table_has_its_epochs_preset_and_seeds() -> None:
 
 def test_page_below_a_file_is_refused_before_anything_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[object] = []
-    monkeypatch.setattr("calibrant.paper.tables._draw", lambda *given: drawn.append(given) or [])
+    monkeypatch.setattr("calibrant.paper.reproduce._draw", lambda *given: drawn.append(given) or [])
     save_results([run_of("ce")], tmp_path / "kept")
     (tmp_path / "taken").write_text("")
     with pytest.raises(OSError, match="taken"):

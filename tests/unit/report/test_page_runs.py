@@ -12,8 +12,7 @@ import torch
 from calibrant import Predictions, measure
 from calibrant.core.scores import Entry, Estimate
 from calibrant.grid.tables import compare_table
-from calibrant.report.page import render_page, verdict_of
-from calibrant.report.page_runs import plain_table
+from calibrant.report.page import plain_table, render_page, verdict_of
 from figure_data import run_of
 
 THEIRS: dict[str, Any] = {"preset": None, "epochs": None, "model": None}

@@ -16,7 +16,7 @@ from calibrant.core.records import Bins
 from calibrant.core.scores import Entry
 from calibrant.metrics import expected_calibration_error, reliability_bins
 from calibrant.metrics.intervals import rate_interval
-from calibrant.report.reliability import ReliabilityPanel, draw_reliability_grid, prepare_reliability
+from calibrant.report.figures import ReliabilityPanel, draw_reliability_grid, prepare_reliability
 from calibrant.report.rows import group_rows
 from figure_data import run_of
 from helpers import mixed_gaps
