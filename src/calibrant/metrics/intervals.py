@@ -272,7 +272,7 @@ class Inversion:
         ratio = value / observed if observed > 0 else 1.0
         ratio = ratio if 1 / _FAR < ratio < _FAR else 1.0
         # The second family ends at what was observed.
-        return Range(min(part.low for part in found) * ratio, min(found[0].high * ratio, 1.0))
+        return Range(min(part.low for part in found) * ratio, min(max(found[0].high * ratio, evidence.most_unseen), 1.0))
 
 
 def spread_of_confidences(
@@ -307,7 +307,8 @@ def accepted_range(truth: Tensor, drawn: Tensor, observed: float, *, null: Tenso
         # As a p-value (1 + number as large) / (1 + R) would have it: so few cannot reject where R is below 19.
         rank = int(2 * _TAIL * (len(null) + 1) + 1e-9)
         upper[0] = null.sort(descending=True).values[rank - 1] if rank else torch.inf
-    curves = (curve.cummax(0).values for curve in (truth, lower, upper))
+    # So that each end belongs to the outermost truth that is accepted, even if one further in is not.
+    curves = (truth.cummax(0).values, lower.flip(0).cummin(0).values.flip(0), upper.cummax(0).values)
     # Accuracies end at 0 and 1, and truths with them. Beyond the worst one values are taken to move as the truth does.
     truths, lowers, uppers = (torch.cat([curve, curve[-1:] + 1]).numpy() for curve in curves)
     low = 0.0 if observed <= uppers[0] else float(np.interp(observed, uppers, truths))
