@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from calibrant.backbones.resnet import basic, resnet, resnet18
+from calibrant.backbones import basic, resnet, resnet18
 from calibrant.engine.loop import capture_step
 from calibrant.losses import focal_loss
 from calibrant.meta import MetaLearner, hypergradient

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from calibrant.backbones.resnet import basic, resnet
+from calibrant.backbones import basic, resnet
 from calibrant.engine.folder import load_run
 from calibrant.engine.hardware import Group
 from calibrant.engine.loop import assemble, run_epoch

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call
 
-from calibrant.backbones.resnet import basic, resnet
+from calibrant.backbones import basic, resnet
 from calibrant.losses import dece_penalty, sece_penalty
 from calibrant.meta import REGULARIZERS, GammaFocal, LabelSmoothing, MetaLearner, Regularizer, UnitwiseL2, hypergradient
 from calibrant.meta.lookahead import Batch, VirtualStep, head_hypergradient

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from calibrant.backbones.resnet import basic, resnet
+from calibrant.backbones import basic, resnet
 from calibrant.meta import MetaLearner, MetaSettings, UnitwiseL2
 from calibrant.meta.lookahead import Batch
 from calibrant.meta.step import HeldOut, HyperParameters, leaked_value

@@ -1,4 +1,4 @@
-"""Networks for small images, each a feature extractor and a linear classifier named ``head``.
+"""Networks for small images, each a feature extractor and a linear classifier named ``head``; the table stands at the end.
 
 ResNet-18/34/50, the thin ResNet-110, Wide-ResNet and DenseNet with a 3x3 stem, and two small ones for a CPU. All take the
 number of classes C as ``num_classes`` and the number of channels of the images as ``in_channels``.
@@ -6,6 +6,7 @@ number of classes C as ``num_classes`` and the number of channels of the images 
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeAlias, cast
@@ -47,40 +48,11 @@ class Classifier(nn.Module):
         return cast(Tensor, self.head(self.features(images)))
 
 
-class ConvNet(Classifier):
-    """Two 3x3 convolutions of ``width`` and twice ``width`` channels with BatchNorm, pooling, and a hidden layer."""
-
-    def __init__(self, num_classes: int, *, in_channels: int = 3, width: int = 32) -> None:
-        super().__init__(128, num_classes)
-        self.conv1 = conv(in_channels, width)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = conv(width, 2 * width)
-        self.bn2 = nn.BatchNorm2d(2 * width)
-        self.hidden = nn.Linear(2 * width * 4, self.num_features)
-
-    def features(self, images: Tensor) -> Tensor:
-        """Return the hidden layer ``[B, num_features]``; any image of at least 4x4 pixels works."""
-        out = F.max_pool2d(F.relu(self.bn1(self.conv1(images))), 2)
-        out = F.relu(self.bn2(self.conv2(out)))
-        return F.relu(cast(Tensor, self.hidden(F.adaptive_avg_pool2d(out, 2).flatten(1))))
-
-
-class MLP(Classifier):
-    """Two hidden layers of ``num_features`` over flattened inputs of ``num_inputs`` numbers (channels x height x width)."""
-
-    def __init__(self, num_classes: int, *, num_inputs: int, num_features: int = 128) -> None:
-        super().__init__(num_features, num_classes)
-        self.hidden1 = nn.Linear(num_inputs, num_features)
-        self.hidden2 = nn.Linear(num_features, num_features)
-
-    def features(self, images: Tensor) -> Tensor:
-        """Return the second hidden layer ``[B, num_features]``."""
-        out = F.relu(cast(Tensor, self.hidden1(images.flatten(1))))
-        return F.relu(cast(Tensor, self.hidden2(out)))
-
-
-convnet = ConvNet
-mlp = MLP
+def _through(model: nn.Module, x: Tensor, *, but: str) -> Tensor:
+    """Pass ``x`` through the parts of ``model`` in their order, except one."""
+    for name, part in model.named_children():
+        x = x if name == but else part(x)
+    return x
 
 
 Block: TypeAlias = Callable[[int, int, int], nn.Module]
@@ -107,19 +79,15 @@ class Residual(nn.Module):
     def __init__(self, convolutions: Sequence[nn.Conv2d], shortcut: nn.Module) -> None:
         super().__init__()
         for place, part in enumerate(convolutions, 1):
+            if place > 1:
+                self.add_module(f"relu{place}", nn.ReLU())
             self.add_module(f"conv{place}", part)
             self.add_module(f"bn{place}", nn.BatchNorm2d(part.out_channels))
         self.shortcut = shortcut
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``[B, inputs, H, W]`` to ``[B, outputs, H/stride, W/stride]``."""
-        out = x
-        for name, part in self.named_children():
-            if name.startswith("conv"):
-                out = part(out if name == "conv1" else F.relu(out))
-            elif name.startswith("bn"):
-                out = part(out)
-        return F.relu(out + self.shortcut(x))
+        return F.relu(_through(self, x, but="shortcut") + self.shortcut(x))
 
 
 def basic(inputs: int, planes: int, stride: int, shortcut: Block = projection) -> nn.Module:
@@ -153,51 +121,68 @@ class WideBlock(nn.Module):
         return cast(Tensor, out + self.shortcut(x if self.same else active))
 
 
-class DenseLayer(nn.Module):
-    """BN-ReLU-1x1 to four times the growth rate, BN-ReLU-3x3 to the growth rate; the output is appended to the input."""
-
-    def __init__(self, inputs: int, growth: int) -> None:
-        super().__init__()
-        self.bn1 = nn.BatchNorm2d(inputs)
-        self.conv1 = conv(inputs, 4 * growth, 1)
-        self.bn2 = nn.BatchNorm2d(4 * growth)
-        self.conv2 = conv(4 * growth, growth)
+class DenseLayer(nn.Sequential):
+    """Parts in a row, whose output is appended to their input."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``[B, inputs, H, W]`` to ``[B, inputs + growth, H, W]``."""
-        out = self.conv1(F.relu(self.bn1(x)))
-        return torch.cat([x, self.conv2(F.relu(self.bn2(out)))], 1)
+        return torch.cat([x, super().forward(x)], 1)
 
 
-class Transition(nn.Module):
-    """Halve the channels by a 1x1 convolution and the image by a mean."""
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.bn = nn.BatchNorm2d(inputs)
-        self.conv = conv(inputs, outputs, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map ``[B, inputs, H, W]`` to ``[B, outputs, H/2, W/2]``."""
-        return F.avg_pool2d(self.conv(F.relu(self.bn(x))), 2)
+def dense_layer(inputs: int, growth: int) -> DenseLayer:
+    """BN-ReLU-1x1 to four times the growth rate, BN-ReLU-3x3 to the growth rate."""
+    parts = OrderedDict(
+        bn1=nn.BatchNorm2d(inputs),
+        relu1=nn.ReLU(),
+        conv1=conv(inputs, 4 * growth, 1),
+        bn2=nn.BatchNorm2d(4 * growth),
+        relu2=nn.ReLU(),
+        conv2=conv(4 * growth, growth),
+    )
+    return DenseLayer(parts)
 
 
 class Chain(Classifier):
-    """Parts one after another, with a ReLU behind every BatchNorm among them, and a global mean."""
+    """Parts in a row and, where they end in a feature map, its global mean."""
 
     def add(self, **parts: nn.Module) -> Chain:
-        """Append parts by name; BatchNorm by a name that begins with ``bn``."""
+        """Append parts by name."""
         for name, part in parts.items():
             self.add_module(name, part)
         return self
 
     def features(self, images: Tensor) -> Tensor:
-        """Return the globally averaged last feature map ``[B, num_features]``."""
-        out = images
-        for name, part in self.named_children():
-            if name != "head":
-                out = F.relu(part(out)) if name.startswith("bn") else part(out)
-        return out.mean((2, 3))
+        """Return the features ``[B, num_features]``."""
+        out = _through(self, images, but="head")
+        return out.mean((2, 3)) if out.ndim == 4 else out
+
+
+def convnet(num_classes: int, *, in_channels: int = 3) -> Classifier:
+    """Two 3x3 convolutions, pooling, and a hidden layer of 128 features; any image of at least 4x4 pixels works."""
+    return Chain(128, num_classes).add(
+        conv1=conv(in_channels, 32),
+        bn1=nn.BatchNorm2d(32),
+        relu1=nn.ReLU(),
+        pool1=nn.MaxPool2d(2),
+        conv2=conv(32, 64),
+        bn2=nn.BatchNorm2d(64),
+        relu2=nn.ReLU(),
+        pool2=nn.AdaptiveAvgPool2d(2),
+        flat=nn.Flatten(),
+        hidden=nn.Linear(256, 128),
+        relu3=nn.ReLU(),
+    )
+
+
+def mlp(num_classes: int, *, num_inputs: int) -> Classifier:
+    """Two hidden layers of 128 features over ``num_inputs`` numbers (channels x height x width)."""
+    return Chain(128, num_classes).add(
+        flat=nn.Flatten(),
+        hidden1=nn.Linear(num_inputs, 128),
+        relu1=nn.ReLU(),
+        hidden2=nn.Linear(128, 128),
+        relu2=nn.ReLU(),
+    )
 
 
 def _stages(block: Block, depths: Sequence[int], widths: Sequence[int], *, inputs: int, expansion: int = 1) -> nn.Sequential:
@@ -216,7 +201,7 @@ def resnet(
     """A stem, and stages of residual blocks with so many planes, each of which gives ``expansion`` channels."""
     model, stem = Chain(widths[-1] * expansion, num_classes), conv(in_channels, widths[0])
     blocks = _stages(block, depths, widths, inputs=widths[0], expansion=expansion)
-    return model.add(conv1=stem, bn1=nn.BatchNorm2d(widths[0]), blocks=blocks)
+    return model.add(conv1=stem, bn1=nn.BatchNorm2d(widths[0]), relu=nn.ReLU(), blocks=blocks)
 
 
 def resnet18(num_classes: int, *, in_channels: int = 3) -> Classifier:
@@ -250,7 +235,8 @@ def resnet110(num_classes: int, *, in_channels: int = 3) -> Classifier:
 def wide_resnet28_10(num_classes: int, *, in_channels: int = 3) -> Classifier:
     """Wide-ResNet-28-10, 640 features; 36,479,194 parameters at ten classes (Zagoruyko and Komodakis, BMVC 2016)."""
     model, stem = Chain(640, num_classes), conv(in_channels, 16)
-    return model.add(conv1=stem, blocks=_stages(WideBlock, (4, 4, 4), (160, 320, 640), inputs=16), bn=nn.BatchNorm2d(640))
+    blocks = _stages(WideBlock, (4, 4, 4), (160, 320, 640), inputs=16)
+    return model.add(conv1=stem, blocks=blocks, bn=nn.BatchNorm2d(640), relu=nn.ReLU())
 
 
 def densenet_bc100(num_classes: int, *, in_channels: int = 3) -> Classifier:
@@ -258,9 +244,36 @@ def densenet_bc100(num_classes: int, *, in_channels: int = 3) -> Classifier:
     channels = 24
     parts: list[nn.Module] = [conv(in_channels, channels)]
     for stage in range(3):
-        parts += [DenseLayer(channels + 12 * place, 12) for place in range(16)]
+        parts += [dense_layer(channels + 12 * place, 12) for place in range(16)]
         channels += 16 * 12
         if stage < 2:
-            parts.append(Transition(channels, channels // 2))
+            halved = {"conv": conv(channels, channels // 2, 1), "pool": nn.AvgPool2d(2)}
+            parts.append(nn.Sequential(OrderedDict(bn=nn.BatchNorm2d(channels), relu=nn.ReLU(), **halved)))
             channels //= 2
-    return Chain(channels, num_classes).add(blocks=nn.Sequential(*parts), bn=nn.BatchNorm2d(channels))
+    dense = nn.Sequential(*parts)
+    return Chain(channels, num_classes).add(blocks=dense, bn=nn.BatchNorm2d(channels), relu=nn.ReLU())
+
+
+BACKBONES: dict[str, Callable[..., Classifier]] = {
+    "resnet18": resnet18,
+    "resnet34": resnet34,
+    "resnet50": resnet50,
+    "resnet110": resnet110,
+    "wrn28-10": wide_resnet28_10,
+    "densenet100": densenet_bc100,
+    "convnet": convnet,
+    "mlp": mlp,
+}
+
+__all__ = [
+    "BACKBONES",
+    "Classifier",
+    "convnet",
+    "densenet_bc100",
+    "mlp",
+    "resnet18",
+    "resnet34",
+    "resnet50",
+    "resnet110",
+    "wide_resnet28_10",
+]
