@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from calibrant.engine.loop import Assembly, assemble, run_epoch
 from calibrant.engine.recipe import Recipe, override
+from calibrant.engine.train import Assembly, assemble, run_epoch
 from calibrant.meta.lookahead import Batch as Seen
 from calibrant.meta.lookahead import head_hypergradient
 from calibrant.meta.step import HeldOut

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from calibrant.backbones import basic, resnet, resnet18
-from calibrant.engine.loop import capture_step
+from calibrant.engine.train import capture_step
 from calibrant.losses import focal_loss
 from calibrant.meta import MetaLearner, hypergradient
 from calibrant.meta.network import meta_mode, untracked

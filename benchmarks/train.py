@@ -30,11 +30,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from calibrant.data.image_set import ImageSet
-from calibrant.engine.folder import device_name
-from calibrant.engine.hardware import choose_hardware
-from calibrant.engine.loop import Assembly, assemble, divide, load_data, run_epoch
-from calibrant.engine.network import build_backbone, feature_function, find_head
 from calibrant.engine.recipe import BackbonePart, DataPart, Recipe, override
+from calibrant.engine.run import device_name
+from calibrant.engine.setup import build_backbone, choose_hardware, feature_function, find_head
+from calibrant.engine.train import Assembly, assemble, divide, load_data, run_epoch
 from calibrant.losses import sece_penalty
 from calibrant.meta import GammaFocal
 

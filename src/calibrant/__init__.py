@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from calibrant import losses, meta, metrics
     from calibrant.calibrators.auto import repair
     from calibrant.core.records import Predictions, Split
-    from calibrant.engine.folder import load_run
+    from calibrant.engine.run import load_run
     from calibrant.engine.train import train
     from calibrant.grid.compare import compare
     from calibrant.meta import MetaLearner
@@ -38,7 +38,7 @@ _HOME = {
     "Predictions": "calibrant.core.records",
     "Split": "calibrant.core.records",
     "compare": "calibrant.grid.compare",
-    "load_run": "calibrant.engine.folder",
+    "load_run": "calibrant.engine.run",
     "measure": "calibrant.metrics.measure",
     "repair": "calibrant.calibrators.auto",
     "train": "calibrant.engine.train",

@@ -4,9 +4,9 @@ from functools import partial
 
 import pytest
 
-from calibrant.engine.loop import assemble
 from calibrant.engine.methods import METHODS
 from calibrant.engine.recipe import Recipe, override
+from calibrant.engine.train import assemble
 from tracing import trace_step
 
 TINY = {

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from calibrant.data import DATASETS, RemoteFile, published
-from calibrant.engine.folder import load_run
+from calibrant.engine.run import load_run
 from helpers import run_command as run
 from helpers import serve_files
 

@@ -13,12 +13,11 @@ from rich.console import Console
 import calibrant.cli.train as command
 from calibrant.core.records import Split
 from calibrant.data.shift import CORRUPTIONS, SEVERITIES, corrupt
-from calibrant.engine.folder import is_finished, load_run
-from calibrant.engine.loop import assemble, load_data
 from calibrant.engine.methods import METHODS
-from calibrant.engine.network import save_weights
 from calibrant.engine.recipe import Recipe, override
-from calibrant.engine.train import evaluate_shift, scale_run, train, with_temperature
+from calibrant.engine.run import is_finished, load_run
+from calibrant.engine.setup import save_weights
+from calibrant.engine.train import assemble, evaluate_shift, load_data, scale_run, train, with_temperature
 from calibrant.io import rewrite_predictions
 from helpers import run_command
 

@@ -16,11 +16,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from calibrant.backbones import basic, resnet
-from calibrant.engine.folder import load_run
-from calibrant.engine.hardware import Group
-from calibrant.engine.loop import assemble, run_epoch
 from calibrant.engine.recipe import Recipe, override
-from calibrant.engine.train import evaluate_shift, train
+from calibrant.engine.run import load_run
+from calibrant.engine.setup import Group
+from calibrant.engine.train import assemble, evaluate_shift, run_epoch, train
 from calibrant.meta import MetaLearner
 from calibrant.meta.lookahead import gather
 

@@ -15,9 +15,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from calibrant.engine.folder import load_run
 from calibrant.engine.recipe import Recipe, override
-from calibrant.engine.result import Run
+from calibrant.engine.run import Run, load_run
 from calibrant.engine.train import train
 from calibrant.meta import MetaLearner
 from calibrant.metrics.streaming import CalibrationSuite

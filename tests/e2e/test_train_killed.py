@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-import calibrant.engine.folder as checkpoint_module
-from calibrant.engine.folder import load_checkpoint
+import calibrant.engine.run as checkpoint_module
 from calibrant.engine.recipe import Recipe, override, to_toml
+from calibrant.engine.run import load_checkpoint
 from calibrant.engine.train import train
 
 TINY = {

@@ -18,8 +18,8 @@ from rich.text import Text
 from calibrant.calibrators.auto import calibrator_of
 from calibrant.cli.terminal import Row, Terminal, duration_words, fit_table, say, says_how_to_go_on, show_heading
 from calibrant.cli.train import merge_settings
-from calibrant.engine.folder import is_finished
 from calibrant.engine.recipe import load_recipe
+from calibrant.engine.run import is_finished
 from calibrant.grid.collect import finished_runs, load_variants, save_results
 from calibrant.grid.compare import Comparison, compare
 from calibrant.grid.export import write_number

@@ -15,10 +15,9 @@ from rich.console import Console
 
 from calibrant.cli.terminal import Terminal, check_destination, fit_table, make_bar, say
 from calibrant.data.shift import CORRUPTIONS, SEVERITIES
-from calibrant.engine.folder import load_run
-from calibrant.engine.hardware import is_first_process
 from calibrant.engine.recipe import NEUTRAL, Recipe, load_recipe, override
-from calibrant.engine.result import EpochRecord, Run, epoch_scores
+from calibrant.engine.run import EpochRecord, Run, epoch_scores, load_run
+from calibrant.engine.setup import is_first_process
 from calibrant.engine.train import train
 from calibrant.io.predictions import FORMATS, save_logits
 

@@ -16,10 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from calibrant.core.checks import check_count, check_positive
-from calibrant.engine.batches import Batch, MetaBatches, TrainBatches
-from calibrant.engine.hardware import ALONE_GROUP, Group
-from calibrant.engine.optim import average_memory, drops, learning_rate
-from calibrant.engine.result import at_once
+from calibrant.engine.batches import Batch, MetaBatches, TrainBatches, at_once
+from calibrant.engine.setup import ALONE_GROUP, Group, average_memory, drops, learning_rate
 from calibrant.losses import ConfidencePruner
 from calibrant.losses import Objective as LossFunction
 from calibrant.meta.learner import MetaLearner
@@ -29,7 +27,7 @@ from calibrant.meta.regularizers import Regularizer
 from calibrant.meta.step import HeldOut, MetaSettings
 
 if TYPE_CHECKING:
-    from calibrant.engine.loop import Assembly
+    from calibrant.engine.train import Assembly
 
 MetaSchedule: TypeAlias = Literal["constant", "slowing"]
 # Examples of a meta batch, and of a bank: comparing all pairs of 5,120 confidences takes 100 MB.

@@ -27,10 +27,10 @@ from calibrant.core.scores import BinSweep, Entry, Scores
 from calibrant.core.summary import summarize
 from calibrant.data import is_path
 from calibrant.data.image_set import ImageSet
-from calibrant.engine.folder import is_finished, load_run, read_facts, read_recipe
-from calibrant.engine.loop import is_own
+from calibrant.engine.batches import is_own
 from calibrant.engine.methods import METHODS, NAMED, flat_recipe, settle, split_name, text_of
 from calibrant.engine.recipe import KEYS, Recipe
+from calibrant.engine.run import is_finished, load_run, read_facts, read_recipe
 from calibrant.io.files import atomic_writer
 from calibrant.io.predictions import FORMATS, load_predictions
 from calibrant.metrics.chance import bin_sweep

@@ -14,10 +14,10 @@ from pathlib import Path
 from calibrant.core.registry import lookup
 from calibrant.core.scores import Entry
 from calibrant.data.image_set import ImageSet, fingerprint
-from calibrant.engine.batches import check_batch_size
-from calibrant.engine.folder import check_same_run, is_finished, lock_folder, read_facts, read_recipe
-from calibrant.engine.loop import check_same_data, divide_rows, is_own, load_data
+from calibrant.engine.batches import check_batch_size, check_same_data, is_own, load_data
 from calibrant.engine.recipe import Recipe
+from calibrant.engine.run import check_same_run, is_finished, lock_folder, read_facts, read_recipe
+from calibrant.engine.train import divide_rows
 from calibrant.grid.collect import (
     UNKNOWN,
     catalogue_order,

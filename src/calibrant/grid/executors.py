@@ -35,9 +35,9 @@ from typing import Any
 
 import torch
 
-from calibrant.engine.hardware import choose_hardware
 from calibrant.engine.recipe import override
-from calibrant.engine.result import EpochRecord
+from calibrant.engine.run import EpochRecord
+from calibrant.engine.setup import choose_hardware
 from calibrant.engine.train import scale_run, train
 from calibrant.grid.collect import command_of
 from calibrant.grid.schedule import Event, Task

@@ -18,9 +18,9 @@ from typing import Literal, Protocol
 from calibrant.backbones import BACKBONES
 from calibrant.core.registry import lookup
 from calibrant.data import DATASETS, is_path
-from calibrant.engine.folder import is_finished
 from calibrant.engine.methods import facts_of, find_method, make_plan, resolved, split_name
 from calibrant.engine.recipe import Recipe, check_recipe, override
+from calibrant.engine.run import is_finished
 from calibrant.grid.collect import data_label
 
 

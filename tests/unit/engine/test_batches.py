@@ -3,7 +3,7 @@ import torch
 
 from calibrant.data.image_set import ImageSet
 from calibrant.engine.batches import MetaBatches, TrainBatches
-from calibrant.engine.hardware import Group, choose_hardware
+from calibrant.engine.setup import Group, choose_hardware
 
 CPU = choose_hardware(device="cpu")
 RANKS = [CPU._replace(group=Group(rank=rank, world_size=2)) for rank in (0, 1)]

@@ -3,7 +3,7 @@ from contextlib import nullcontext, suppress
 import pytest
 import torch
 
-from calibrant.engine.hardware import Group, Hardware, choose_hardware, joined_group
+from calibrant.engine.setup import Group, Hardware, choose_hardware, joined_group
 
 
 def test_choose_hardware_cpu_is_plain_float32():

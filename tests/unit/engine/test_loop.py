@@ -8,13 +8,12 @@ import torch
 import torch.nn.functional as F
 
 from calibrant.engine.batches import Batch
-from calibrant.engine.folder import load_checkpoint, save_checkpoint
-from calibrant.engine.hardware import Group
-from calibrant.engine.loop import assemble, run_epoch
 from calibrant.engine.methods import resolved
 from calibrant.engine.objective import MixupObjective
 from calibrant.engine.recipe import Recipe, override
-from calibrant.engine.train import _seed_epoch, train
+from calibrant.engine.run import load_checkpoint, save_checkpoint
+from calibrant.engine.setup import Group
+from calibrant.engine.train import _seed_epoch, assemble, run_epoch, train
 from calibrant.losses import CrossEntropyLoss
 
 TINY = {

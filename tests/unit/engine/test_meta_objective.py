@@ -7,11 +7,11 @@ import torch.nn.functional as F
 from torch.func import functional_call
 
 import calibrant.engine.objective as module
-from calibrant.engine.loop import assemble, run_epoch
 from calibrant.engine.methods import make_plan
-from calibrant.engine.network import feature_function
 from calibrant.engine.objective import Facts, speed_up
 from calibrant.engine.recipe import Recipe, override
+from calibrant.engine.setup import feature_function
+from calibrant.engine.train import assemble, run_epoch
 from calibrant.losses import sece_penalty
 from calibrant.meta import hypergradient
 from calibrant.meta.lookahead import head_hypergradient

@@ -5,10 +5,9 @@ import torch
 from torch import nn
 from torch.optim import SGD, AdamW
 
-from calibrant.engine.loop import assemble, run_epoch
-from calibrant.engine.optim import WeightAverage, build_optimizer, set_learning_rate
 from calibrant.engine.recipe import OptimPart, Recipe, override
-from calibrant.engine.train import train
+from calibrant.engine.setup import WeightAverage, build_optimizer, set_learning_rate
+from calibrant.engine.train import assemble, run_epoch, train
 from calibrant.meta.lookahead import head_hypergradient
 from calibrant.meta.network import gathering_norms
 

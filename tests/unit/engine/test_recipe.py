@@ -5,11 +5,10 @@ import tomllib
 
 import pytest
 
-from calibrant.engine.loop import assemble
 from calibrant.engine.methods import resolved
-from calibrant.engine.optim import drops, learning_rate
 from calibrant.engine.recipe import OptimPart, Recipe, check_recipe, load_recipe, override, recipe_of, to_toml
-from calibrant.engine.train import train
+from calibrant.engine.setup import drops, learning_rate
+from calibrant.engine.train import assemble, train
 
 TINY = {"data.name": "mixture", "backbone.name": "mlp", "train.batch_size": "100", "train.epochs": "1", "train.device": "cpu"}
 

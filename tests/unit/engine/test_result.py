@@ -4,9 +4,8 @@ from functools import partial
 import pytest
 import torch
 
-from calibrant.engine.folder import load_run
 from calibrant.engine.recipe import Recipe, override
-from calibrant.engine.result import BestEpoch, EpochRecord, copy_state
+from calibrant.engine.run import BestEpoch, EpochRecord, copy_state, load_run
 from calibrant.engine.train import train
 from calibrant.io import load_predictions
 

@@ -6,7 +6,10 @@ import sys
 import pytest
 import torch
 
-from calibrant.engine.folder import (
+from calibrant.engine.methods import resolved
+from calibrant.engine.recipe import Recipe, load_recipe, override
+from calibrant.engine.run import (
+    EpochRecord,
     RunFolder,
     _open_board,
     _write_events,
@@ -14,9 +17,6 @@ from calibrant.engine.folder import (
     load_run,
     package_commit,
 )
-from calibrant.engine.methods import resolved
-from calibrant.engine.recipe import Recipe, load_recipe, override
-from calibrant.engine.result import EpochRecord
 from calibrant.engine.train import scale_run, train
 from calibrant.io import load_predictions
 

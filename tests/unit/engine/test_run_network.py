@@ -8,10 +8,9 @@ import torch
 from torch import nn
 
 from calibrant.data.image_set import ImageSet
-from calibrant.engine.hardware import choose_hardware
-from calibrant.engine.loop import assemble
-from calibrant.engine.network import check_network, freeze, load_initial_weights, load_weights, save_weights
 from calibrant.engine.recipe import Recipe, override
+from calibrant.engine.setup import check_network, choose_hardware, freeze, load_initial_weights, load_weights, save_weights
+from calibrant.engine.train import assemble
 
 SETTINGS = {"data.name": "digits", "method.name": "ce", "train.device": "cpu", "train.batch_size": "50", "train.epochs": "1"}
 

@@ -11,9 +11,8 @@ from PIL import Image
 
 from calibrant.data import load_mixture
 from calibrant.data.image_set import DataSet, ImageSet
-from calibrant.engine.loop import augmented, divide, fits_on_device, load_data
 from calibrant.engine.recipe import DataPart, Recipe, override
-from calibrant.engine.train import evaluate_shift, scale_run, train
+from calibrant.engine.train import augmented, divide, evaluate_shift, fits_on_device, load_data, scale_run, train
 
 
 def images(n: int) -> DataSet:

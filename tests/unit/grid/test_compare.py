@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from calibrant.engine.folder import lock_folder
+from calibrant.engine.run import lock_folder
 from calibrant.grid import compare as module
 from calibrant.grid.compare import compare
 from calibrant.grid.executors import make_places, run_task

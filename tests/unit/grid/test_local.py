@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from calibrant.engine.recipe import Recipe, recipe_of
-from calibrant.engine.result import EpochRecord
+from calibrant.engine.run import EpochRecord
 from calibrant.grid import executors
 from calibrant.grid.executors import LocalExecutor, Place, make_places, run_task, visible_gpus
 from calibrant.grid.schedule import Event, Task

@@ -1,0 +1,598 @@
+"""Where and how a run computes, the network that it trains, and what moves the weights.
+
+Each process takes its slice of one global batch. What needs the whole batch (penalties, meta objectives) gathers logits, whose
+gradient is one's own slice; gradients are then summed. So the result is that of one process, whatever their number. Optimizer
+and averages change tensors of fixed address without a look at the host, so a captured step can hold them.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import json
+import math
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW, Optimizer
+
+from calibrant.backbones import BACKBONES, Classifier
+from calibrant.core.registry import lookup
+from calibrant.data.image_set import ImageSet
+from calibrant.engine.recipe import BackbonePart, OptimPart, Recipe, TrainPart
+from calibrant.io.files import atomic_writer
+from calibrant.meta.lookahead import gather
+from calibrant.meta.network import find_head, gathering_norms, meta_mode, own_randomness
+
+T = TypeVar("T")
+Precision = Literal["bf16", "float32", "float64"]
+
+
+class Group(NamedTuple):
+    """The processes that train together; the default is a single one, for which every method is the identity.
+
+    The ``local_rank`` is that among the processes of a machine, and the GPU that this one takes.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+
+    @property
+    def processes(self) -> dist.ProcessGroup | None:
+        """The processes that share a look-ahead step; None for a single one."""
+        return dist.group.WORLD if self.world_size > 1 else None
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """Concatenate equal parts ``[B, ...]`` of all processes; the gradient of one's own part passes."""
+        return tensor if self.world_size == 1 else gather(tensor.contiguous(), self.processes)
+
+    def add_up(self, tensors: Sequence[Tensor]) -> None:
+        """Replace each tensor by its sum over the processes, in one message."""
+        if self.world_size == 1 or not tensors:
+            return
+        flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+        dist.all_reduce(flat)
+        parts = flat.split([tensor.numel() for tensor in tensors])
+        with torch.no_grad():
+            for tensor, part in zip(tensors, parts, strict=True):
+                tensor.copy_(part.view_as(tensor))
+
+    def average(self, tensors: Sequence[Tensor]) -> None:
+        """Replace each tensor by its mean over the processes."""
+        if self.world_size > 1:
+            self.add_up(tensors)
+            for tensor in tensors:
+                tensor /= self.world_size
+
+    def by_first(self, make: Callable[[], T]) -> T:
+        """Return what ``make`` returns in the first process, which alone calls it; a fault it finds is raised in all."""
+        if self.world_size == 1:
+            return make()
+        box: list[object] = [None, None]
+        fault: ValueError | OSError | None = None
+        if self.rank == 0:
+            try:
+                box[0] = make()
+            except (ValueError, OSError) as error:
+                fault, box[1] = error, str(error)
+        dist.broadcast_object_list(box, src=0)
+        if box[1] is not None:
+            raise fault or ValueError(box[1])
+        return cast(T, box[0])
+
+
+ALONE_GROUP = Group()
+
+
+@contextmanager
+def joined_group(device: str) -> Iterator[Group]:
+    """Join the other processes of a launcher such as ``torchrun``, and leave them afterwards.
+
+    A process group that is there already is used and left in place; without launcher and group there is one process.
+    """
+    rank, world_size, local_rank = _variable("RANK", 0), _variable("WORLD_SIZE", 1), _variable("LOCAL_RANK", 0)
+    if dist.is_available() and dist.is_initialized():
+        yield Group(dist.get_rank(), dist.get_world_size(), local_rank)
+        return
+    if world_size == 1:
+        yield ALONE_GROUP
+        return
+    cuda, here = torch.cuda.is_available() and device != "cpu", _variable("LOCAL_WORLD_SIZE", 1)
+    if cuda and here > torch.cuda.device_count():
+        got = f"{here} processes on a machine with {torch.cuda.device_count()}"
+        raise ValueError(f"train: every process must have a GPU of its own, got {got}. Lower `--nproc-per-node`.")
+    # NCCL sends from the current GPU, also what is no tensor; told of it, it connects now and not within the first step.
+    own = torch.device("cuda", local_rank) if cuda else None
+    with nullcontext() if own is None else torch.cuda.device(own):
+        dist.init_process_group("gloo" if own is None else "nccl", rank=rank, world_size=world_size, device_id=own)
+        try:
+            yield Group(rank, world_size, local_rank)
+            # The first one writes last, and a launcher may end it when others leave. Where one has failed, it says why itself.
+            with suppress(RuntimeError):
+                dist.barrier()
+        finally:
+            dist.destroy_process_group()
+
+
+def _variable(name: str, default: int) -> int:
+    return int(os.environ.get(name) or default)
+
+
+def is_first_process() -> bool:
+    """Whether this process is the first of those that a launcher started, or the only one."""
+    return _variable("RANK", 0) == 0
+
+
+class Hardware(NamedTuple):
+    """Where and how a run computes."""
+
+    device: torch.device
+    precision: Precision = "float32"
+    compiled: bool = False
+    captured: bool = False
+    group: Group = ALONE_GROUP
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Floating type of weights and images."""
+        return torch.float64 if self.precision == "float64" else torch.float32
+
+    def autocast(self) -> torch.autocast:
+        """Return a context in which networks compute in bf16, if that is the precision."""
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16")
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Make the run's GPU the current one, as captured graphs and NCCL need it.
+
+        In it cuDNN tries its algorithms out (6 to 8 % faster with ResNet-18 on an H200), unless PyTorch must be deterministic.
+        """
+        if self.device.type != "cuda":
+            yield
+            return
+        before = torch.backends.cudnn.benchmark
+        torch.backends.cudnn.benchmark = before or not torch.are_deterministic_algorithms_enabled()
+        try:
+            with torch.cuda.device(self.device):
+                yield
+        finally:
+            torch.backends.cudnn.benchmark = before
+
+
+def choose_hardware(
+    *,
+    device: str = "auto",
+    precision: Literal["auto", "bf16", "float32", "float64"] = "auto",
+    compiled: Literal["auto", "yes", "no"] = "auto",
+    graph: Literal["auto", "yes", "no"] = "auto",
+    steps: int = 1,
+    group: Group = ALONE_GROUP,
+) -> Hardware:
+    """Resolve the "auto" entries of a recipe for this machine.
+
+    Args:
+        device: "auto" takes a CUDA device if there is one.
+        precision: "auto" is bf16 on a CUDA device that has it, float32 elsewhere.
+        compiled: "auto" compiles on CUDA where the run is long enough: compiling takes half a minute and makes a ResNet-18 step
+            about a fifth faster (0.5 ms of 2.8), so it pays from about 50,000 steps on. Not where several processes train
+            together: synchronised BatchNorm would break the network into as many pieces as it has layers.
+        graph: "auto" captures the step on CUDA, unless several processes talk to each other within it.
+        steps: Steps of the whole run.
+        group: Processes that train together; each takes the GPU of its local rank.
+
+    Returns:
+        The choice; raises ``ValueError`` for a device that is not there, or that cannot do what is asked for.
+    """
+    available = torch.cuda.is_available()
+    try:
+        chosen = torch.device(("cuda" if available else "cpu") if device == "auto" else device)
+    except RuntimeError:
+        chosen = torch.device("meta")
+    if chosen.type not in ("cpu", "cuda"):
+        raise ValueError(f"train: `device` must be 'auto', 'cpu', 'cuda' or 'cuda:1', got {device!r}.")
+    cuda, alone = chosen.type == "cuda", group.world_size == 1
+    if cuda and not available:
+        raise ValueError(f"train: `device` must exist here, got {device!r} where there is no CUDA device. Use `--device cpu`.")
+    if cuda:
+        index, count = chosen.index if alone else group.local_rank, torch.cuda.device_count()
+        if index is not None and index >= count:
+            raise ValueError(f"train: `device` must be one of {count} CUDA devices, counted from 0, got cuda:{index}.")
+        chosen = torch.device("cuda", torch.cuda.current_device() if index is None else index)
+    if precision == "auto":
+        precision = "bf16" if cuda and torch.cuda.is_bf16_supported() else "float32"
+    compile_it = compiled == "yes" or (compiled == "auto" and cuda and steps >= 50_000 and alone)
+    captured = cuda and (graph == "yes" or (graph == "auto" and alone))
+    return Hardware(chosen, precision, compile_it, captured, group)
+
+
+FeatureFunction = Callable[[Tensor], tuple[Tensor, Tensor]]
+# Under this prefix a file of weights holds the hyper-parameters that a method has learned.
+HYPER = "hyper."
+
+
+class Shape(NamedTuple):
+    """What a network must know of its input and output; an `ImageSet` has the same attributes.
+
+    Runs of earlier releases do not know the ``mean`` and ``std`` by which their images were normalised.
+    """
+
+    num_classes: int
+    channels: int
+    size: tuple[int, int]
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+
+def feature_function(model: nn.Module) -> FeatureFunction:
+    """Return a function that maps images to ``(features, logits)`` of ``model``.
+
+    A `Classifier` says what its features are; of any other network they are the input of its last linear layer, seen by a hook.
+    """
+    if isinstance(model, Classifier):
+
+        def direct(images: Tensor) -> tuple[Tensor, Tensor]:
+            features = model.features(images)
+            return features, model.head(features)
+
+        return direct
+    name, head = find_head(model)
+
+    def hooked(images: Tensor) -> tuple[Tensor, Tensor]:
+        seen: list[Tensor] = []
+        handle = head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        try:
+            logits = model(images)
+        finally:
+            handle.remove()
+        if not seen:
+            raise ValueError(f"the last linear layer, {name!r}, is not used; name the classifier `head`, or register it last")
+        return seen[-1], logits
+
+    return hooked
+
+
+def build_network(recipe: Recipe, data: ImageSet | Shape, hardware: Hardware, *, uses_head: bool) -> nn.Module:
+    """Return the network of a recipe, ready to train on the hardware; what cannot be built or used raises one sentence.
+
+    ``uses_head``: the method looks ahead with the last layer.
+    """
+    part = recipe.backbone
+    model = build_backbone(part, data, seed=recipe.seed)
+    if part.init is not None:
+        load_initial_weights(model, part.init)
+    if hardware.group.world_size > 1 and hardware.device.type == "cuda":
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    model = model.to(hardware.device, hardware.dtype).train()
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    check_network(model, data, hardware, name=part.name, uses_head=uses_head)
+    freeze(model, part.freeze)
+    if uses_head and not find_head(model)[1].weight.requires_grad:
+        raise ValueError(
+            f"train: `backbone.freeze` must leave the head free for {recipe.method.name}, which looks ahead with it."
+        )
+    return model
+
+
+def build_backbone(part: BackbonePart, data: ImageSet | Shape, *, seed: int) -> nn.Module:
+    """Build the network for a set's classes, channels and size, initialised from ``seed`` alone."""
+    # Layers draw their weights from the global generator; it is forked so that the caller's own stream does not move.
+    with torch.random.fork_rng(devices=[]):
+        if ":" in part.name:
+            return _users_network(part.name, data.num_classes, seed=seed)
+        torch.manual_seed(seed)
+        height, width = data.size
+        options = {"num_inputs": height * width * data.channels} if part.name == "mlp" else {"in_channels": data.channels}
+        return lookup(BACKBONES, part.name, kind="backbone")(data.num_classes, **options)
+
+
+def _users_network(name: str, num_classes: int, *, seed: int) -> nn.Module:
+    place, _, factory = name.partition(":")
+    with _explained(f"be package.module:function that builds a network for {num_classes} classes", name):
+        module = importlib.import_module(place)
+        torch.manual_seed(seed)
+        model = getattr(module, factory)(num_classes)
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"{type(model).__name__} and no `nn.Module`")
+    return model
+
+
+@contextmanager
+def _explained(must: str, name: str) -> Iterator[None]:
+    """Turn an error of the user's own code into one sentence; too little memory says nothing about the network."""
+    try:
+        yield
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        said = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}".rstrip(": .")
+        raise ValueError(
+            f"train: `model` must {must}, got {said} from {name!r}. CALIBRANT_TRACEBACK=1 before the same command shows where."
+        ) from error
+
+
+def check_network(model: nn.Module, data: ImageSet | Shape, hardware: Hardware, *, name: str, uses_head: bool = False) -> None:
+    """Raise ``ValueError`` unless a network maps images of a set to one logit a class, its last layer's where that is used.
+
+    Two black images are passed through it in evaluation mode; parameters, statistics, random generators and each module's mode
+    stay as they were.
+    """
+    images = torch.zeros(2, data.channels, *data.size, device=hardware.device, dtype=hardware.dtype)
+    images = images.contiguous(memory_format=torch.channels_last)
+    forward = feature_function(model)
+    with hardware.active(), own_randomness(hardware.device), torch.no_grad(), meta_mode(model, "frozen"), hardware.autocast():
+        must = (
+            f"map images {list(images.shape[1:])} (channels, height, width) to one logit for each of {data.num_classes} classes"
+        )
+        with _explained(must, name):
+            features, logits = forward(images)
+            if logits.shape != (2, data.num_classes):
+                raise ValueError(f"logits {list(logits.shape)} for two images")
+        if bool((logits >= 0).all()) and bool(((logits.double().sum(1) - 1).abs() < 1e-5).all()):
+            raise ValueError(
+                f"train: `model` must return scores before softmax, got probabilities from {name!r}. Leave its softmax out."
+            )
+        given = find_head(model)[1](features)
+        same = given.shape == logits.shape and bool((given - logits).abs().max() <= 0.01 * (1 + logits.abs().max()))
+    if uses_head and not same:
+        raise ValueError(
+            "train: `model` must return what its last `nn.Linear` gives, for methods that learn on held-out data look ahead "
+            f"with that layer, got something else from {name!r}. Return that layer's output, or choose another method."
+        )
+
+
+def freeze(model: nn.Module, prefixes: Sequence[str]) -> None:
+    """Let no gradient into the parts of ``model`` named by ``prefixes``, and keep their BatchNorm in evaluation mode.
+
+    They are names of modules or parameters: "layer1" is all of ``layer1.*``.
+    """
+    parts: dict[str, Any] = {name: part for name, part in (*model.named_modules(), *model.named_parameters()) if name}
+    for prefix in prefixes:
+        part = lookup(parts, prefix, kind="part of the network", known=[name for name in parts if "." not in name])
+        part.requires_grad_(False)
+        if isinstance(part, nn.Module):
+            part.eval()
+    if not any(value.requires_grad for value in model.parameters()):
+        raise ValueError("train: `backbone.freeze` must leave a part of the network to train, got all of it.")
+
+
+def save_weights(path: Path, weights: Mapping[str, Tensor], hyper: Mapping[str, Tensor], *, notes: Mapping[str, str]) -> None:
+    """Write a network's state and learned hyper-parameters as safetensors, with ``notes`` as JSON in the file's header."""
+    from safetensors.torch import save
+
+    named = dict(weights) | {f"{HYPER}{name}": value for name, value in hyper.items()}
+    # Copies: safetensors refuses tensors that share memory, as those do that go by two names.
+    plain = {name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in named.items()}
+    with atomic_writer(path) as handle:
+        # One entry: several would be written in a random order, and the files of equal runs would differ.
+        handle.write(save(plain, metadata={"calibrant": json.dumps(dict(notes), sort_keys=True)}))
+
+
+def load_weights(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Read a safetensors file, or that of a run folder; return the network's state and the hyper-parameters."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    file = Path(path) / "weights.safetensors" if Path(path).is_dir() else Path(path)
+    try:
+        found = load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise ValueError(
+            f"train: `{file}` must be a safetensors file of weights, got {error}. Write one with "
+            "`safetensors.torch.save_model(model, 'weights.safetensors')`."
+        ) from None
+    hyper = {name.removeprefix(HYPER): value for name, value in found.items() if name.startswith(HYPER)}
+    return {name: value for name, value in found.items() if not name.startswith(HYPER)}, hyper
+
+
+def load_initial_weights(model: nn.Module, path: str | Path) -> None:
+    """Put weights of a safetensors file into ``model``; a head for another number of classes keeps its own, with a warning."""
+    found, head = load_weights(path)[0], find_head(model)[0]
+    own = {name: value for name, value in model.state_dict().items() if name.startswith(f"{head}.")}
+    if any(name in found and found[name].shape != value.shape for name, value in own.items()):
+        warnings.warn(f"the head of {path} is for other classes and not used; it starts from scratch.", stacklevel=2)
+        found |= own
+    try:
+        model.load_state_dict(found)
+    except RuntimeError as error:
+        said = " ".join(str(error).split())[:300]
+        raise ValueError(
+            f"train: `backbone.init` must hold the weights of this network, got: {said}. Check `--model` and `--data`."
+        ) from None
+
+
+def build_optimizer(parameters: Iterable[Tensor], part: OptimPart) -> Optimizer:
+    """Build SGD or AdamW with its state allocated.
+
+    On CUDA the learning rate is a tensor and the update fused, so that one captured step serves every schedule. Momentum starts
+    as an explicit zero, which gives the same first step as none.
+    """
+    values = [p for p in parameters if p.requires_grad]
+    cuda = values[0].is_cuda
+    rate: float | Tensor = torch.tensor(part.lr, device=values[0].device) if cuda else part.lr
+    optimizer: Optimizer
+    if part.name == "adamw":
+        optimizer = AdamW(values, lr=rate, weight_decay=part.weight_decay, capturable=cuda, fused=cuda)
+        kept = ["exp_avg", "exp_avg_sq"]
+    else:
+        optimizer = SGD(values, rate, part.momentum, weight_decay=part.weight_decay, nesterov=part.nesterov, fused=cuda)
+        kept = ["momentum_buffer"] if part.momentum else []
+    for value in values:
+        optimizer.state[value] = {name: torch.zeros_like(value, memory_format=torch.preserve_format) for name in kept}
+        if part.name == "adamw":
+            optimizer.state[value]["step"] = torch.zeros((), device=value.device if cuda else "cpu")
+    return optimizer
+
+
+def set_learning_rate(optimizer: Optimizer, lr: float) -> None:
+    """Set the learning rate of every group, in place where it is a tensor."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(lr)
+        else:
+            group["lr"] = lr
+
+
+def learning_rate(part: OptimPart, epoch: int, *, epochs: int) -> float:
+    """Learning rate of an epoch under a recipe.
+
+    Example:
+        >>> [learning_rate(OptimPart(), epoch, epochs=350) for epoch in (0, 149, 150, 250)]
+        [0.1, 0.1, 0.010000000000000002, 0.0010000000000000002]
+        >>> [learning_rate(OptimPart(schedule="constant", warmup_epochs=4), epoch, epochs=10) for epoch in (0, 1, 3, 8)]
+        [0.025, 0.05, 0.1, 0.1]
+    """
+    rate = part.lr
+    if part.schedule == "cosine":
+        rate = part.lr * (1 + math.cos(math.pi * (epoch / epochs))) / 2
+    elif part.schedule == "multistep":
+        rate = part.lr * part.decay ** sum(epoch >= milestone for milestone in _milestones(part, epochs))
+    return rate * min(1.0, (epoch + 1) / part.warmup_epochs) if part.warmup_epochs > 0 else rate
+
+
+def drops(part: OptimPart, epoch: int, *, epochs: int) -> bool:
+    """Whether a milestone of the learning rate is reached with this epoch.
+
+    Example:
+        >>> [epoch for epoch in range(350) if drops(OptimPart(), epoch, epochs=350)]
+        [150, 250]
+    """
+    return part.schedule == "multistep" and any(epoch - 1 < place <= epoch for place in _milestones(part, epochs))
+
+
+def _milestones(part: OptimPart, epochs: int) -> Sequence[float]:
+    if part.milestones_epochs is not None:
+        return part.milestones_epochs
+    # The paper drops at 150 and 250 of 350 epochs; other lengths keep the proportions, but the first epoch has the rate that
+    # was asked for and no two drops come together.
+    first = max(1, round(epochs * 3 / 7))
+    return first, max(first + 1, round(epochs * 5 / 7))
+
+
+class WeightAverage:
+    r"""Average of weights and BatchNorm statistics over steps.
+
+    After the t-th step the average becomes :math:`\theta + k\,(\bar\theta - \theta)` with :math:`k = 1 - c/(t + c - 1)`, where
+    1/c is the ``share`` of the steps that it remembers: for 1 it is uniform, below it later steps weigh more. For an
+    exponential one k is at most the ``decay``, so that the weights which training began with are never in it.
+
+    Args:
+        model: The network, its parameters and buffers where they will stay.
+        decay: Most that k can be, in [0, 1), for an exponential average; None for others.
+        share: Part of the steps so far that is remembered, in (0, 1].
+        by_phase: Whether it begins anew with every drop of the learning rate, and needs new statistics of BatchNorm before
+            predictions are made (`applied` with ``keep``).
+        own_statistics: Whether those that BatchNorm learns are left out, to be learned from what passes through its network.
+            Averaged ones belong to the single networks, whose activations vary more than those of a far-reaching average.
+
+    Reference:
+        Polyak and Juditsky, SIAM J. Control Optim. 1992; over the tail of training, with new statistics, Izmailov et al., UAI
+        2018; later steps weighing more, Shamir and Zhang, ICML 2013 (polynomial-decay averaging).
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        decay: float | None = None,
+        share: float = 1.0,
+        by_phase: bool = False,
+        own_statistics: bool = False,
+    ) -> None:
+        self._decay, self._ahead, self.by_phase = 1.0 if decay is None else decay, 1 / share, by_phase
+        state = model.state_dict()
+        self._values = {name: value.detach() for name, value in state.items() if value.is_floating_point()}
+        self.means = {name: value.clone(memory_format=torch.preserve_format) for name, value in self._values.items()}
+        self.buffer_means = [self.means[name] for name, _ in model.named_buffers() if name in self.means]
+        norms = gathering_norms(model) if own_statistics else []
+        apart = {value.data_ptr() for norm in norms for value in (norm.running_mean, norm.running_var) if value is not None}
+        followed = [name for name, value in self._values.items() if value.data_ptr() not in apart]
+        self._followed = [self.means[name] for name in followed], [self._values[name] for name in followed]
+        self._count = next(iter(self._values.values())).new_zeros(())
+
+    def network(self, model: nn.Module) -> nn.Module:
+        """Return a copy of the network that has the averaged weights at any step, so that what steers training can look."""
+        found = copy.deepcopy(model).requires_grad_(False)
+        for name, value in found.state_dict(keep_vars=True).items():
+            if name in self.means:
+                value.data = self.means[name]
+        return found
+
+    def forget(self) -> None:
+        """Begin anew with the next step."""
+        self._count.zero_()
+
+    def next_share(self) -> Tensor:
+        """What the average will take of the weights after the step to come, ``[]``."""
+        return 1 - self._kept()
+
+    def _kept(self) -> Tensor:
+        t = self._count + 1
+        kept: Tensor = (t - 1) / (t + (self._ahead - 1))
+        return kept.clamp(max=self._decay)
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Take in the weights after a step."""
+        kept = self._kept()
+        self._count += 1
+        means, values = self._followed
+        torch._foreach_sub_(means, values)
+        torch._foreach_mul_(means, kept)
+        torch._foreach_add_(means, values)
+
+    @contextmanager
+    def applied(self, *, keep: bool = False) -> Iterator[None]:
+        """Let the network have the averaged weights for a while; ``keep`` takes over what becomes of them, as statistics do."""
+        own = {name: value.clone(memory_format=torch.preserve_format) for name, value in self._values.items()}
+        _copy(self.means, self._values)
+        try:
+            yield
+            if keep:
+                _copy(self._values, self.means)
+        finally:
+            _copy(own, self._values)
+
+    def state(self) -> dict[str, Tensor]:
+        """Every tensor that `update` changes, by name."""
+        return {"count": self._count} | {f"mean.{name}": value for name, value in self.means.items()}
+
+
+@torch.no_grad()
+def _copy(source: dict[str, Tensor], target: dict[str, Tensor]) -> None:
+    for name, value in target.items():
+        value.copy_(source[name])
+
+
+def build_averages(model: nn.Module, train: TrainPart, *, steps: int, watched: bool) -> dict[str, WeightAverage]:
+    """Make the averages of a run: the one that predicts and, where it must be another, the one that meta batches go through.
+
+    The longer an average's memory, the later it shows what gamma has done; what steers by it then swings. So by phase there
+    are two: "average" predicts, and meta batches, if they are to be ``watched``, go through "watch".
+    """
+    if train.average == "no":
+        return {}
+    decay = 1 - 1 / average_memory(train, steps)
+    if train.average == "ema":
+        return {"average": WeightAverage(model, decay=decay)}
+    found = {"average": WeightAverage(model, share=train.average_share, by_phase=True)}
+    if watched:
+        found["watch"] = WeightAverage(model, decay=decay, own_statistics=True)
+    return found
+
+
+def average_memory(train: TrainPart, steps: int) -> float:
+    """Steps that an exponential average remembers in a run of this length, even if none is kept.
+
+    Three epochs of CIFAR-10 are long enough to even the steps out; in a short run that would reach back to its beginning.
+    """
+    if train.average != "no" and train.average_decay is not None:
+        return 1 / (1 - train.average_decay)
+    return min(max(steps / 50, 1.0), 1000.0)
