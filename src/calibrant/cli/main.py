@@ -28,6 +28,7 @@ EXAMPLES = {
         "calibrant measure test.csv --slice camera --by-class",
         "calibrant measure runs/first --fail-if 'ece>0.05'",
         "calibrant measure before.npz after.npz --json",
+        "calibrant measure 's3://bucket/predictions/*.parquet' --slice date --ray",
     ),
     "train": (
         "calibrant train --data digits --model convnet --epochs 30 --out runs/first",
@@ -78,7 +79,10 @@ _WORDS: dict[str, tuple[tuple[str, ...], ...]] = {
 }
 
 
-Files = Annotated[list[Path], typer.Argument(metavar="FILE", help="Files of predictions: .npz, .csv, .parquet or .pt.")]
+Files = Annotated[
+    list[str],
+    typer.Argument(metavar="FILE", help="Predictions: a file, or many as one: a folder, 'parts/*.parquet', s3://… too."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON instead of tables.")]
 ClassNames = Annotated[Path | None, typer.Option(metavar="FILE", help="Names of the classes, one per line or JSON.")]
 SliceBy = Annotated[
@@ -209,6 +213,7 @@ def measure(
         list[str] | None,
         typer.Option(metavar="LIMIT", help="End with exit code 3 if a score breaks this limit: 'ece>0.05', 'ece.high>0.05'."),
     ] = None,
+    ray: Annotated[bool, typer.Option("--ray", help="Read files on the workers of a Ray cluster.")] = False,
 ) -> None:
     """Measure the calibration of predictions in files.
 
@@ -335,7 +340,7 @@ def decide(
 @app.command(cls=Command, short_help="Watch predictions over time; an alarm when they stop being calibrated.")
 @runs("measure:monitor_stream")
 def monitor(
-    paths: Annotated[list[Path], typer.Argument(metavar="PATH", help="Files of predictions, or folders of them.")],
+    paths: Annotated[list[str], typer.Argument(metavar="PATH", help="Files of predictions, or folders of them.")],
     time: Annotated[str, typer.Option(metavar="COLUMN", help="Column of dates, or NAME of folders NAME=DATE.")] = "date",
     window: Annotated[str, typer.Option(metavar="LENGTH", help="hour, day, week, month; value: one for each value.")] = "day",
     tolerance: Annotated[float, typer.Option(metavar="SHARE", help="How far probabilities may be off without alarm.")] = 0.02,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -28,13 +29,20 @@ from calibrant.cli.terminal import (
     show_heading,
     show_prose,
 )
-from calibrant.core.records import Bins, Column, Predictions, Split
+from calibrant.core.records import Bins, Predictions, Split
 from calibrant.core.registry import lookup
 from calibrant.core.scores import ClassScore, Estimate, Paired, Scores, without_nan
 from calibrant.core.slices import Group, Slices, column_names
 from calibrant.core.summary import Summary, summarize
-from calibrant.io import iter_prediction_batches, load_class_names, load_predictions, survey_predictions
-from calibrant.io.predictions import FORMATS
+from calibrant.io import (
+    find_files,
+    iter_prediction_batches,
+    load_class_names,
+    load_predictions,
+    sample_columns,
+    survey_predictions,
+)
+from calibrant.io.files import is_address
 from calibrant.metrics.intervals import rate_interval
 from calibrant.metrics.measure import measure, measure_summary
 from calibrant.metrics.monitor import CalibrationMonitor, Watched
@@ -55,9 +63,6 @@ from calibrant.metrics.verdict import (
 )
 from calibrant.testing import Limit
 
-if TYPE_CHECKING:
-    from calibrant.io.table import TableFile
-
 # A file with more rows, or more scores in all, is streamed: 1 M rows of 10 classes take 80 MB, and several times that to work.
 STREAM_ROWS = 1_000_000
 STREAM_ENTRIES = 50_000_000
@@ -76,6 +81,9 @@ _LONGEST_BAR = 16
 _MOST_BINS = 50
 _WORST_CLASSES = 5
 
+# Of all examples, under None, and of those of every group.
+Sums: TypeAlias = dict[Group | None, Summary]
+
 
 @dataclass(frozen=True)
 class Request:
@@ -90,6 +98,7 @@ class Request:
     slice_by: Sequence[str] | None = None
     prob_column: str | None = None
     label_column: str | None = None
+    ray: bool = False
 
     @cached_property
     def reading(self) -> dict[str, Any]:
@@ -103,17 +112,23 @@ class Request:
         """Bins, resamples and seed, as functions that measure take them."""
         return {"n_bins": self.n_bins, "n_resamples": self.resamples, "seed": self.seed}
 
-    def load(self, path: Path) -> Predictions:
+    def load(self, path: str | Path) -> Predictions:
         """Read the predictions in a file."""
         return load_predictions(path, **self.reading)
 
-    def large_table(self, path: Path) -> TableFile | None:
-        """Open a table that is too large to be read whole; None for any other file."""
-        table = survey_predictions(path, prob_column=self.prob_column, label_column=self.label_column)
-        is_large = table and (table.rows > STREAM_ROWS or table.rows * table.num_classes > STREAM_ENTRIES)
-        return table if is_large else None
+    def stream(self, path: str | Path) -> tuple[list[str | Path], int] | None:
+        """The files, and about how many rows they have, of what is too large to be read whole or is not one file; else None."""
+        files = find_files(path)
+        table = survey_predictions(files[0], prob_column=self.prob_column, label_column=self.label_column)
+        rows = len(files) * table.rows if table else 0
+        is_large = table and (rows > STREAM_ROWS or rows * table.num_classes > STREAM_ENTRIES)
+        return (files, rows) if is_large or self.ray or files != [path] else None
 
-    def measure(self, predictions: Predictions, *, file: Path) -> Scores:
+    def batches(self, files: Sequence[str | Path], **options: Any) -> Iterator[Predictions]:
+        """Read files piece by piece."""
+        return chain.from_iterable(iter_prediction_batches(file, **options, **self.reading) for file in files)
+
+    def measure(self, predictions: Predictions, *, file: str | Path) -> Scores:
         """Measure predictions."""
         return measure(predictions, by_class=self.by_class, slice_by=self.slice_by, file=str(file), **self.bootstrap)
 
@@ -127,7 +142,7 @@ class Measured(NamedTuple):
 
 
 def measure_files(
-    files: Sequence[Path], *, as_json: bool, by_class: bool, fail_if: Sequence[str] | None = None, **how: Any
+    files: Sequence[str], *, as_json: bool, by_class: bool, fail_if: Sequence[str] | None = None, **how: Any
 ) -> None:
     """Measure every file and write what was found to standard output; ``how`` are fields of `Request`.
 
@@ -138,9 +153,9 @@ def measure_files(
     limits = [Limit.parse(text) for text in fail_if or ()]
     # Without `--by-class` tables still name the few worst classes; JSON has exactly what was asked for.
     request = Request(by_class=by_class or not as_json, **how)
-    files = [predictions_in(path) for path in files]
-    rows = [table.rows for path in files if (table := request.large_table(path))]
-    share = 0.0 if len(files) == 1 else min(1.0, SAMPLE_ROWS / max(rows, default=1))
+    files = [path if is_address(path) else str(predictions_in(Path(path))) for path in files]
+    rows = [stream[1] for path in files if (stream := request.stream(path))]
+    share = 0.0 if len(files) == 1 else min(1.0, SAMPLE_ROWS / max([1, *rows]))
     measured = [measure_file(path, request, share=share) for path in files]
     tests = {entry.scores.file: _pair(measured[0], entry, request) for entry in measured[1:]}
     if as_json:
@@ -165,38 +180,64 @@ def predictions_in(path: Path) -> Path:
     return inside if inside.is_file() else path
 
 
-def measure_file(path: Path, request: Request, *, share: float = 0.0) -> Measured:
+def measure_file(path: str | Path, request: Request, *, share: float = 0.0) -> Measured:
     """Measure the predictions in a file, and pick this share of its rows: the same of all files with as many rows."""
-    table, random = request.large_table(path), np.random.default_rng(request.seed)
-    if table is not None:
-        return _measure_stream(path, table, request, share, random)
+    stream, random = request.stream(path), np.random.default_rng(request.seed)
+    if stream is not None:
+        return _measure_stream(path, *stream, request, share, random)
     predictions = request.load(path)
-    with progress_bar(f"measuring {path.name}", None):
+    with progress_bar(f"measuring {Path(path).name}", None):
         scores = request.measure(predictions, file=path)
     return Measured(scores, predictions.split, _join(_pick(predictions, share, random)))
 
 
-def _measure_stream(path: Path, table: TableFile, request: Request, share: float, random: np.random.Generator) -> Measured:
-    """Measure a file of any size: it is read once, piece by piece, into sums of constant size."""
-    slice_by = column_names(request.slice_by, table.columns, where=str(path))
-    columns = {name: table.sample(name) for names in slice_by for name in names}
-    slices = Slices(slice_by, columns, where=str(path))
-    batch_rows = min(max(_BATCH_ENTRIES // max(table.num_classes, 1), 1), 65536)
-    sums: dict[Group | None, Summary] = {}
-    picked: list[Predictions] = []
-    with progress_bar(f"reading {path.name}", table.rows) as advance:
-        for batch in iter_prediction_batches(path, batch_rows=batch_rows, columns=[*columns], **request.reading):
-            for group, part in [(None, batch), *slices.split(batch)]:
-                found = summarize(part, n_bins=request.n_bins)
-                sums[group] = sums[group] + found if group in sums else found
-            picked += _pick(batch, share, random)
-            advance(len(batch))
-    if not sums:
+def _measure_stream(
+    path: str | Path, files: Sequence[str | Path], rows: int, request: Request, share: float, random: np.random.Generator
+) -> Measured:
+    """Measure files of any size: they are read once, piece by piece, into sums of constant size."""
+    head = next(request.batches(files, batch_rows=1), None)
+    if head is None:
         raise ValueError(f"{path}: must hold at least one example that is not ignored, got none.")
-    draws: dict[str, Any] = {"class_names": batch.class_names, "n_resamples": request.resamples, "seed": request.seed}
+    slice_by = column_names(request.slice_by, [*head.columns], where=str(path))
+    names = [*dict.fromkeys(name for names in slice_by for name in names)]
+    columns = {"prob_column": request.prob_column, "label_column": request.label_column}
+    slices = Slices(slice_by, sample_columns(files, names, rows=rows, **columns), where=str(path))
+    options = {"batch_rows": min(max(_BATCH_ENTRIES // head.num_classes, 1), 65536), "columns": names}
+    sums: Sums = {}
+    picked: list[Predictions] = []
+    with progress_bar(f"reading {path}", rows) as advance:
+        if request.ray:
+            from calibrant.grid.executors import map_remotely
+
+            for found in map_remotely(lambda part: _sum_up(request.batches(part, **options), slices, request.n_bins), files):
+                _add(sums, found)
+                advance(found[None].n if found else 0)
+        else:
+
+            def watched() -> Iterator[Predictions]:
+                for batch in request.batches(files, **options):
+                    yield batch
+                    picked.extend(_pick(batch, share, random))
+                    advance(len(batch))
+
+            sums = _sum_up(watched(), slices, request.n_bins)
+    draws: dict[str, Any] = {"class_names": head.class_names, "n_resamples": request.resamples, "seed": request.seed}
     scores = measure_summary(sums.pop(None), by_class=request.by_class, file=str(path), **draws)
     sliced = {slices.title(group): measure_summary(sums[group], **draws) for group in sorted(group for group in sums if group)}
-    return Measured(replace(scores, slices=sliced), batch.split, _join(picked))
+    return Measured(replace(scores, slices=sliced), head.split, _join(picked))
+
+
+def _sum_up(batches: Iterable[Predictions], slices: Slices, n_bins: int) -> Sums:
+    sums: Sums = {}
+    for batch in batches:
+        for group, part in [(None, batch), *slices.split(batch)]:
+            _add(sums, {group: summarize(part, n_bins=n_bins)})
+    return sums
+
+
+def _add(sums: Sums, found: Sums) -> None:
+    for group, summary in found.items():
+        sums[group] = sums[group] + summary if group in sums else summary
 
 
 def _pick(predictions: Predictions, share: float, random: np.random.Generator) -> list[Predictions]:
@@ -215,6 +256,8 @@ def _join(parts: Sequence[Predictions]) -> Predictions | None:
 def _pair(first: Measured, second: Measured, request: Request) -> Mapping[str, Paired] | None:
     """Test the second file against the first, if both hold the same examples in the same order."""
     try:
+        if request.ray:
+            raise ValueError("on Ray rows are not compared. Leave `--ray` out.")
         if first.picked is None or second.picked is None or first.scores.n != second.scores.n:
             raise ValueError(f"they hold {first.scores.n:,} and {second.scores.n:,} examples.")
         return paired_test(first.picked, second.picked, **request.bootstrap)
@@ -422,7 +465,7 @@ def _dim(text: str) -> Text:
 
 
 def monitor_stream(
-    paths: Sequence[Path],
+    paths: Sequence[str],
     *,
     time: str,
     window: str,
@@ -436,7 +479,7 @@ def monitor_stream(
     """Measure every window of the stream in ``paths``, print them, draw them; ``how`` as in `Request`."""
     if figure is not None:
         check_destination(figure, (".png", ".pdf"))
-    request, files = Request(**how), find_files(paths)
+    request, files = Request(**how), [file for path in paths for file in find_files(path)]
     monitor = CalibrationMonitor(
         window=None if window == "value" else window,  # type: ignore[arg-type]
         tolerance=tolerance,
@@ -445,8 +488,8 @@ def monitor_stream(
     )
     with progress_bar("reading", len(files)) as advance:
         for file in files:
-            for batch, times in read_times(file, time, request):
-                monitor.update(batch, times)
+            for batch in request.batches([file], columns=[time]):
+                monitor.update(batch, lookup(batch.columns, time, kind=f"column of {file}"))
             advance(1)
     with progress_bar("measuring", None):
         watched = monitor.result(n_resamples=request.resamples, seed=request.seed)
@@ -461,25 +504,6 @@ def monitor_stream(
         show_windows(watched)
     if fail_on_alarm and watched.first_alarm is not None:
         raise typer.Exit(3)
-
-
-def find_files(paths: Sequence[Path]) -> list[Path]:
-    """The files of predictions in files and folders, those of a folder by name."""
-    found = []
-    for path in paths:
-        inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in FORMATS) if path.is_dir() else [path]
-        if not inside:
-            raise FileNotFoundError(f"{path}: must hold files of predictions ({', '.join(FORMATS)}), got none.")
-        found += inside
-    return found
-
-
-def read_times(file: Path, time: str, request: Request) -> Iterator[tuple[Predictions, Column]]:
-    """Batches of a file with their times, from a column, or from a folder named ``TIME=VALUE`` as partitions are."""
-    parts = dict(part.split("=", 1) for part in file.parts if "=" in part)
-    for batch in iter_prediction_batches(file, columns=[] if time in parts else [time], **request.reading):
-        known = {time: np.full(len(batch), parts[time])} if time in parts else batch.columns
-        yield batch, lookup(known, time, kind=f"column of {file}")
 
 
 def show_windows(watched: Watched) -> None:

@@ -169,10 +169,11 @@ class Predictions:
         split: Split | str | None = None,
         weights: ArrayLike | None = None,
         class_names: Sequence[str] | None = None,
+        columns: Mapping[str, ArrayLike] | None = None,
     ) -> Predictions:
-        """Return a copy with other scores, split, weights or class names and everything else kept."""
+        """Return a copy with other scores, split, weights, class names or columns and everything else kept."""
         scores = {name: value for name, value in (("logits", logits), ("probs", probs)) if value is not None}
-        other = {"split": split, "weights": weights, "class_names": class_names}
+        other = {"split": split, "weights": weights, "class_names": class_names, "columns": columns}
         return self._with(**scores, **{name: value for name, value in other.items() if value is not None})
 
     def subset(self, index: ArrayLike) -> Predictions:

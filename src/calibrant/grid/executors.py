@@ -24,14 +24,14 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import chdir, nullcontext, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -56,6 +56,10 @@ _START = (
 _FINAL = (ValueError, FloatingPointError, ImportError)
 # What the GPU's driver and libraries and the CPU's allocator say when memory is short.
 _NO_MEMORY = ("out of memory", "STATUS_ALLOC_FAILED", "can't allocate memory")
+# More parts than cores even out files of different size; each brings back sums of a few MB.
+_PARTS_PER_CORE = 4
+Item = TypeVar("Item")
+Found = TypeVar("Found")
 
 
 def usable_cores() -> int:
@@ -306,19 +310,12 @@ class RayExecutor:
     """
 
     def __init__(self, *, device: str = "auto", jobs: int | None = None, threads: int = 1, address: str | None = None) -> None:
-        try:
-            import ray
-            from ray.util.queue import Queue
-        except ImportError:
-            raise ImportError(
-                "compare: `on='ray'` must find Ray installed, got none. Install it with `pip install ray`."
-            ) from None
-        self._ray: Any = ray
+        cores = max(usable_cores(), threads) if jobs is None else jobs * threads
+        self._ray, self._own = connect(address, cores=cores)
+        from ray.util.queue import Queue
+
         self._threads = threads
-        self._own = not ray.is_initialized()
-        if self._own:
-            self._connect(address, jobs)
-        found = ray.cluster_resources()
+        found = self._ray.cluster_resources()
         gpus = 0.0 if device.startswith("cpu") else float(found.get("GPU", 0.0))
         # Ray counts in ten-thousandths, of which a GPU has no more than all.
         share = 0.0 if not gpus else 1.0 if jobs is None else math.floor(1e4 / math.ceil(jobs / gpus)) / 1e4
@@ -355,21 +352,6 @@ class RayExecutor:
         if self._own:
             self._ray.shutdown()
 
-    def _connect(self, address: str | None, jobs: int | None) -> None:
-        options: dict[str, Any] = {}
-        if address is None:
-            cores = max(usable_cores(), self._threads) if jobs is None else jobs * self._threads
-            options = {"num_cpus": cores, "include_dashboard": False}
-        # Ray tells its users about its own settings, which would tear the display of a grid.
-        logging.getLogger("ray").setLevel(logging.ERROR)
-        try:
-            self._ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **options)
-        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-            raise ValueError(
-                f"compare: `ray_address` must be where a Ray cluster answers, got {address or 'this machine'}: "
-                f"{_first_line(error)} Start one with `ray start --head`, or leave `--ray-address` out to start Ray here."
-            ) from None
-
     def _collect(self, reference: Any) -> Event:
         task = self._tasks.pop(reference)
         try:
@@ -377,6 +359,44 @@ class RayExecutor:
         except Exception as error:  # Ray wraps whatever happened to the process, and its own troubles
             return Event(task.name, "failed", text=f"Ray: {_first_line(error)}")
         return found
+
+
+def connect(address: str | None = None, *, cores: int | None = None) -> tuple[Any, bool]:
+    """Ray, connected to the cluster at an address or else started on this machine, and whether this call did it."""
+    try:
+        import ray
+    except ImportError:
+        raise ImportError("Ray must be installed to compute on it, got none. Install it with `pip install ray`.") from None
+    if ray.is_initialized():
+        return ray, False
+    options: dict[str, Any] = {} if address else {"num_cpus": cores or usable_cores(), "include_dashboard": False}
+    # Ray tells its users about its own settings, which would tear the display of a grid.
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    try:
+        ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **options)
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        raise ValueError(
+            f"ray: `ray_address` must be where a Ray cluster answers, got {address or 'this machine'}: "
+            f"{_first_line(error)} Start one with `ray start --head`, or leave `--ray-address` out to start Ray here."
+        ) from None
+    return ray, True
+
+
+def map_remotely(function: Callable[[Sequence[Item]], Found], items: Sequence[Item]) -> Iterator[Found]:
+    """Call a function on the workers of Ray with parts of the items, some for each core, and yield what it finds, in order.
+
+    Ray is the one that this program is connected to, that of ``RAY_ADDRESS``, or one that is started here.
+    """
+    ray, is_own = connect(os.environ.get("RAY_ADDRESS"))
+    call = ray.remote(num_cpus=1)(lambda part: function(part))
+    size = math.ceil(len(items) / (_PARTS_PER_CORE * ray.cluster_resources().get("CPU", 1.0)))
+    try:
+        found = [call.remote(items[at : at + size]) for at in range(0, len(items), size)]
+        while found:
+            yield ray.get(found.pop(0))
+    finally:
+        if is_own:
+            ray.shutdown()
 
 
 def run_remotely(task: Task, where: Path, threads: int, steps: Any) -> Event:

@@ -8,22 +8,37 @@ import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from glob import escape
-from pathlib import Path
-from typing import BinaryIO
+from pathlib import Path, PurePath
+from typing import Any, BinaryIO
 
 _JSON_VERSION = 1
 # What an interrupted download loses at most.
 _BLOCK = 1 << 14
 
 
+def locate(path: str | Path) -> tuple[Any, str]:
+    """The file system (of fsspec) of a path or of an address such as ``s3://bucket/file``, and the place in it."""
+    from fsspec.core import url_to_fs
+
+    filesystem, place = url_to_fs(str(path))
+    return filesystem, place
+
+
+def is_address(path: str | Path) -> bool:
+    """Whether a path is an address of another file system."""
+    return "://" in str(path)
+
+
 def check_readable(path: str | Path, *, content: str = "predictions") -> None:
     """Raise ``OSError`` or ``ValueError`` with one sentence unless ``path`` is a file that holds something."""
-    given = Path(path)
-    if given.is_dir():
+    filesystem, place = locate(path)
+    try:
+        found = filesystem.info(place)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path}: there is no such file. Looked in {PurePath(place).parent}.") from None
+    if found["type"] == "directory":
         raise IsADirectoryError(f"{path}: must be a file, got a folder. Name a file in it.")
-    if not given.exists():
-        raise FileNotFoundError(f"{path}: there is no such file. Looked in {given.parent.resolve()}.")
-    if given.stat().st_size == 0:
+    if found["size"] == 0:
         raise ValueError(f"{path}: must hold {content}, got an empty file. Write it again.")
 
 

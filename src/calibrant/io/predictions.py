@@ -15,8 +15,10 @@ import warnings
 import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
+from glob import has_magic
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeAlias
+from urllib.parse import unquote
 
 import numpy as np
 import torch
@@ -24,7 +26,7 @@ from torch import Tensor
 
 from calibrant.core.checks import SUM_TOLERANCE, ArrayLike, check_count, to_tensor
 from calibrant.core.records import Column, Predictions, both_classes
-from calibrant.io.files import atomic_writer, check_ending, check_readable, decoding
+from calibrant.io.files import atomic_writer, check_ending, check_readable, decoding, is_address, locate
 
 if TYPE_CHECKING:
     from calibrant.io.table import TableFile
@@ -49,6 +51,10 @@ _SCORES = ("logits", "probs")
 _KEYS = {*_SCORES, "labels", *_ALIASES, "weights", "split", "class_names", EXTRAS_KEY}
 # Rows of probabilities further from one than this have lost what no rule can bring back.
 _MOST_OFF = 0.05
+# Values of a column that are looked at to find out how to slice by it.
+_SAMPLE_ROWS = 1 << 18
+# Files and folders within a folder that are no data.
+_NOTES = re.compile(r"/[._]")
 
 
 def load_predictions(
@@ -151,10 +157,36 @@ def survey_predictions(
     """Return rows, classes and columns of a ``.parquet`` or ``.csv`` file by its head alone; None for formats read whole."""
     check_readable(path)
     if check_ending(path, FORMATS) in (".npz", ".pt"):
+        if is_address(path):
+            raise ValueError(f"{path}: a file at an address must be a .parquet or .csv table. Copy it to this machine first.")
         return None
     from calibrant.io.table import open_table
 
-    return open_table(Path(path), prob_column=prob_column, label_column=label_column)
+    return open_table(path, prob_column=prob_column, label_column=label_column)
+
+
+def find_files(path: str | Path) -> list[str | Path]:
+    """The files of predictions, by name, in a folder or that a pattern such as ``parts/*.parquet`` matches; or the file itself.
+
+    ``path`` may be an address of any file system that fsspec knows, such as ``s3://bucket/folder``. Files and folders whose
+    names begin with a dot or an underscore are left out unless they are named: engines keep notes of their own there.
+    """
+    filesystem, place = locate(path)
+    is_pattern = has_magic(place) and not filesystem.exists(place)
+    if not is_pattern and not filesystem.isdir(place):
+        return [path]
+    named = len(re.split(r"[*?[]", place)[0]) - 1
+    inside = {file for start in (filesystem.glob(place) if is_pattern else [place]) for file in filesystem.find(start)}
+    found = [file for file in inside if PurePath(file).suffix.lower() in FORMATS and not _NOTES.search(file, named)]
+    if not found:
+        raise FileNotFoundError(f"{path}: must hold files of predictions ({', '.join(FORMATS)}), got none.")
+    return [filesystem.unstrip_protocol(file) if is_address(path) else file for file in sorted(found)]
+
+
+def folder_columns(file: str | Path) -> dict[str, str]:
+    """The columns that the names of a file's folders hold, such as ``date=2024-05-01``."""
+    folders = PurePath(str(file)).parent.parts
+    return dict(unquote(folder).split("=", 1) for folder in folders if "=" in folder)
 
 
 def save_predictions(predictions: Predictions, path: str | Path) -> None:
@@ -219,12 +251,12 @@ def iter_prediction_batches(
     prob_column: str | None = None,
     label_column: str | None = None,
 ) -> Iterator[Predictions]:
-    """Read a file piece by piece, with the checks of `load_predictions`.
+    """Read one file or many piece by piece, with the checks of `load_predictions`.
 
     ``.parquet`` and ``.csv`` are streamed: memory does not grow with the file. ``.npz`` and ``.pt`` are read whole first.
 
     Args:
-        path: The file.
+        path: The file, or what `find_files` takes for many. Folders such as ``date=2024-05-01`` make a column.
         batch_rows: Rows in a piece at most; one that ends at a border of the file's own blocks is shorter.
         columns: Slice columns to read; None reads all. In a ``.csv`` they come as text.
         ignore_index: Label that marks examples to leave out; a piece in which all are is left out too.
@@ -236,23 +268,51 @@ def iter_prediction_batches(
         Records of up to ``batch_rows`` examples. Raises as `load_predictions` does, once it comes to what is wrong.
     """
     check_count(batch_rows, where="iter_prediction_batches", name="batch_rows")
-    table = survey_predictions(path, prob_column=prob_column, label_column=label_column)
-    if table is None:
-        whole = load_predictions(path, ignore_index=ignore_index, class_names=class_names)
-        for start in range(0, len(whole), batch_rows):
-            yield whole.subset(np.arange(start, min(start + batch_rows, len(whole))))
-        return
+    options: dict[str, Any] = {"ignore_index": ignore_index, "class_names": class_names}
+    for file in find_files(path):
+        known = {name: value for name, value in folder_columns(file).items() if columns is None or name in columns}
+        own = None if columns is None else [name for name in columns if name not in known]
+        table = survey_predictions(file, prob_column=prob_column, label_column=label_column)
+        pieces = _whole_pieces(file, batch_rows, options) if table is None else _table_pieces(table, batch_rows, own, options)
+        for piece in pieces:
+            values = {name: np.full(len(piece), value) for name, value in known.items()}
+            yield piece.replace(columns={**piece.columns, **values}) if known else piece
+
+
+def sample_columns(files: Sequence[str | Path], names: Sequence[str], *, rows: int, **columns: str | None) -> Fields:
+    """Values of columns to slice by: all of them or, of many ``rows``, a random part; of a folder's name one for each file."""
+    random, share = np.random.default_rng(0), min(1.0, _SAMPLE_ROWS / max(rows, 1))
+    found: dict[str, list[Column]] = {name: [] for name in names}
+    for file in files if names else ():
+        known, table = folder_columns(file), survey_predictions(file, **columns)
+        for name in names:
+            if name in known:
+                found[name].append(np.array([known[name]]))
+            else:
+                parts = [load_predictions(file).columns[name]] if table is None else table.parts_of(name)
+                found[name] += [part[random.random(len(part)) < share] for part in parts]
+    return {name: np.concatenate(parts) for name, parts in found.items()}
+
+
+def _whole_pieces(file: str | Path, batch_rows: int, options: dict[str, Any]) -> Iterator[Predictions]:
+    whole = load_predictions(file, **options)
+    for start in range(0, len(whole), batch_rows):
+        yield whole.subset(np.arange(start, min(start + batch_rows, len(whole))))
+
+
+def _table_pieces(
+    table: TableFile, batch_rows: int, columns: Sequence[str] | None, options: dict[str, Any]
+) -> Iterator[Predictions]:
     first_row = 0
     for fields in table.stream(batch_rows, columns):
-        fields = _canonical(fields, path)
+        fields = _canonical(fields, table.path)
         labels, weights = fields["labels"], fields.get("weights")
         is_text = labels.dtype.kind == "U"
+        ignore_index = options["ignore_index"]
         ignored = np.char.strip(labels.astype(str)) == str(ignore_index) if is_text else labels == ignore_index
         # A piece that is left out as a whole is no mistake as long as others are not.
         if not np.all(ignored) and (weights is None or weights.any()):
-            yield _to_predictions(
-                fields, table.extras, path=path, first_row=first_row, ignore_index=ignore_index, class_names=class_names
-            )
+            yield _to_predictions(fields, table.extras, path=table.path, first_row=first_row, **options)
         first_row += len(labels)
 
 

@@ -26,7 +26,7 @@ import pyarrow.types as kinds
 
 from calibrant.core.records import Column
 from calibrant.core.registry import lookup
-from calibrant.io.files import decoding
+from calibrant.io.files import decoding, is_address, locate
 from calibrant.io.predictions import EXTRAS_KEY, SCORE_COLUMN, Extras, Fields
 
 # The only score column of a binary problem: of the positive class.
@@ -37,7 +37,7 @@ _WEIGHTS = ("weight", "weights", "sample_weight")
 _NOT_SLICED = {*_LABELS, *_WEIGHTS, "split", "probs", "logits", EXTRAS_KEY}
 # Bytes of text that are parsed at a time, and from which the number of rows is estimated.
 _BLOCK_BYTES, _SAMPLE_BYTES = 1 << 22, 1 << 18
-_WRITE_ROWS, _SAMPLE_ROWS = 1 << 16, 1 << 18
+_WRITE_ROWS = 1 << 16
 
 
 def find_scores(names: Sequence[str], *, path: str | Path, prob_column: str | None = None) -> tuple[str, tuple[str, ...]]:
@@ -72,7 +72,7 @@ def find_scores(names: Sequence[str], *, path: str | Path, prob_column: str | No
 class TableFile:
     """A table of which only the columns are known yet, and the number of rows; of text, which has a delimiter, about."""
 
-    path: Path
+    path: str | Path
     names: list[str]
     kind: str
     scores: tuple[str, ...]
@@ -116,11 +116,12 @@ class TableFile:
         if is_empty:
             raise ValueError(f"{self.path}: must hold at least one row of predictions, got none.")
 
-    def sample(self, name: str) -> Column:
-        """Values of a column to slice by: all of them or, of a long table, a random part."""
-        random, share = np.random.default_rng(0), min(1.0, _SAMPLE_ROWS / max(self.rows, 1))
-        parts = [self._to_numpy(table.column(name), name) for table in self._tables(_WRITE_ROWS, [name])]
-        return np.concatenate([part[random.random(len(part)) < share] for part in parts if part is not None])
+    def parts_of(self, name: str) -> Iterator[Column]:
+        """The values of a column to slice by, piece by piece."""
+        for table in self._tables(_WRITE_ROWS, [name]):
+            values = self._to_numpy(table.column(name), name)
+            if values is not None:
+                yield values
 
     def _tables(self, batch_rows: int | None, wanted: list[str]) -> Iterator[Any]:
         return (self._csv_tables if self.delimiter else self._parquet_tables)(batch_rows, wanted)
@@ -128,12 +129,16 @@ class TableFile:
     def _parquet_tables(self, batch_rows: int | None, wanted: list[str]) -> Iterator[Any]:
         # With a read buffer, pages are fetched as they are needed; without one, pyarrow reads a row group's whole column at
         # once, and some writers put all rows in one group.
-        with decoding(self.path), pq.ParquetFile(self.path, buffer_size=1 << 16, pre_buffer=False) as file:
+        # At an address, where every request takes its time, a row group is the least that is read.
+        far = is_address(self.path)
+        options: dict[str, Any] = {"buffer_size": 0 if far else 1 << 16, "pre_buffer": far}
+        with decoding(self.path), _open(self.path) as source, pq.ParquetFile(source, **options) as file:
             if batch_rows is None:
                 yield file.read(wanted)
                 return
-            for batch in file.iter_batches(batch_rows, columns=wanted):
-                yield pa.Table.from_batches([batch])
+            for groups in [[k] for k in range(file.num_row_groups)] if far else [None]:
+                for batch in file.iter_batches(batch_rows, row_groups=groups, columns=wanted):
+                    yield pa.Table.from_batches([batch])
 
     def _csv_tables(self, batch_rows: int | None, wanted: list[str]) -> Iterator[Any]:
         narrow = self.extras.dtype in ("float16", "bfloat16", "float32")
@@ -149,13 +154,12 @@ class TableFile:
         block = max(_BLOCK_BYTES, 64 * len(self.names))
         read = pacsv.ReadOptions(column_names=self.names, skip_rows=1, block_size=block, use_threads=False)
         parse = pacsv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True)
-        source = (self.path, read, parse, convert)
         try:
-            if batch_rows is None:
-                yield pacsv.read_csv(*source)
-                return
-            with pacsv.open_csv(*source) as reader:
-                for batch in reader:
+            with _open(self.path) as source:
+                if batch_rows is None:
+                    yield pacsv.read_csv(source, read, parse, convert)
+                    return
+                for batch in pacsv.open_csv(source, read, parse, convert):
                     for start in range(0, batch.num_rows, batch_rows):
                         yield pa.Table.from_batches([batch.slice(start, batch_rows)])
         except pa.ArrowInvalid as error:
@@ -191,7 +195,12 @@ class TableFile:
         return None
 
 
-def open_table(path: Path, *, prob_column: str | None = None, label_column: str | None = None) -> TableFile:
+def _open(path: str | Path) -> Any:
+    filesystem, place = locate(path)
+    return pa.PythonFile(filesystem.open(place, "rb"), "r") if is_address(path) else pa.OSFile(place)
+
+
+def open_table(path: str | Path, *, prob_column: str | None = None, label_column: str | None = None) -> TableFile:
     """Open a ``.csv`` or ``.parquet`` file; raises ``ValueError`` with one sentence where its columns are wrong.
 
     Args:
@@ -199,7 +208,7 @@ def open_table(path: Path, *, prob_column: str | None = None, label_column: str 
         prob_column: Column that holds the probability of the positive class; found by its name if not given.
         label_column: Column that holds the labels; found by its name if not given.
     """
-    names, rows, said, delimiter = (_csv_head if path.suffix.lower() == ".csv" else _parquet_head)(path)
+    names, rows, said, delimiter = (_csv_head if str(path).lower().endswith(".csv") else _parquet_head)(path)
     kind, scores = find_scores(names, path=path, prob_column=prob_column)
     if label_column is not None:
         lookup(dict.fromkeys(names), label_column, kind=f"column of {path}")
@@ -207,30 +216,31 @@ def open_table(path: Path, *, prob_column: str | None = None, label_column: str 
     return TableFile(path, names, kind, scores, Extras.from_json(said, path=path), rows, delimiter, label)
 
 
-def _parquet_head(path: Path) -> tuple[list[str], int, str, str]:
+def _parquet_head(path: str | Path) -> tuple[list[str], int, str, str]:
     """Names of the columns, number of rows, text of the `Extras`, and no delimiter."""
-    with decoding(path), pq.ParquetFile(path) as file:
+    with decoding(path), _open(path) as source, pq.ParquetFile(source) as file:
         schema, rows = file.schema_arrow, int(file.metadata.num_rows)
     return schema.names, rows, (schema.metadata or {}).get(EXTRAS_KEY.encode(), b"").decode(errors="replace"), ""
 
 
-def _csv_head(path: Path) -> tuple[list[str], int, str, str]:
+def _csv_head(path: str | Path) -> tuple[list[str], int, str, str]:
     """Names of the columns, about how many rows there are, text of the `Extras`, and the delimiter."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as handle:
-            line = handle.readline()
-            delimiter = max(",;\t", key=line.count)
-            names = [name.strip() for name in next(csv.reader([line], delimiter=delimiter), [])]
-            first = dict(zip(names, next(csv.reader(handle, delimiter=delimiter), []), strict=False))
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise _not_a_table(path, error) from None
-    with path.open("rb") as binary:
-        sample = binary.read(_SAMPLE_BYTES)
-    rows = max(round(path.stat().st_size / len(sample) * sample.count(b"\n")) - 1, 0)
+    with _open(path) as source:
+        sample, size = source.read(_SAMPLE_BYTES), source.size()
+        source.seek(0)
+        try:
+            with io.TextIOWrapper(source, encoding="utf-8-sig", newline="") as handle:
+                line = handle.readline()
+                delimiter = max(",;\t", key=line.count)
+                names = [name.strip() for name in next(csv.reader([line], delimiter=delimiter), [])]
+                first = dict(zip(names, next(csv.reader(handle, delimiter=delimiter), []), strict=False))
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise _not_a_table(path, error) from None
+    rows = max(round(size / len(sample) * sample.count(b"\n")) - 1, 0)
     return names, rows, first.get(EXTRAS_KEY, ""), delimiter
 
 
-def _not_a_table(path: Path, error: Exception) -> ValueError:
+def _not_a_table(path: str | Path, error: Exception) -> ValueError:
     said = str(error).splitlines()[0]
     return ValueError(f"{path}: must be a table of UTF-8 text with numbers such as 0.25 for scores and weights, got: {said}.")
 

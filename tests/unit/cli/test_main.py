@@ -55,7 +55,7 @@ def test_run_without_command_shows_help(capsys: pytest.CaptureFixture[str], argu
         (("measure", "x.npz", "--ignore-index", "9" * 40), "--ignore-index"),
         (("measure", "nowhere.npz"), "nowhere.npz: there is no such file"),
         (("measure", "x.xyz"), "x.xyz: there is no such file"),
-        (("measure", "."), ".: must be a file, got a folder"),
+        (("measure", "."), ".: must hold files of predictions"),
         (("demo", "--out", "x"), "must be given with `--measure`"),
         (("demo", "--measure", "--seeds", "2"), "must be given with `--measure`"),
     ],

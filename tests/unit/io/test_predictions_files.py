@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from calibrant import Predictions
-from calibrant.io import iter_prediction_batches, load_predictions, save_predictions, survey_predictions
+from calibrant.io import find_files, iter_prediction_batches, load_predictions, save_predictions, survey_predictions
 
 ENDINGS = ("npz", "csv", "parquet", "pt")
 TABLES = ("csv", "parquet")
@@ -254,3 +254,35 @@ def test_one_score_column_is_the_positive_class_of_a_binary_problem(tmp_path: Pa
     for found in (load_predictions(path).probs, torch.cat([piece.probs for piece in pieces])):
         torch.testing.assert_close(found, expected.probs.double(), rtol=0, atol=1e-12)
     assert surveyed(path) == (3, 2, ("age",))
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("", ["a/x.csv", "b=1/c=2%2F3/x.parquet", "y.npz"]),
+        ("*", ["a/x.csv", "b=1/c=2%2F3/x.parquet", "y.npz"]),
+        ("*/x.csv", ["a/x.csv"]),
+        ("**/x.*", ["a/x.csv", "b=1/c=2%2F3/x.parquet"]),
+        ("b=*", ["b=1/c=2%2F3/x.parquet"]),
+        ("_old/*", ["_old/x.csv"]),
+        ("y.npz", ["y.npz"]),
+    ],
+)
+def test_find_files_in_folders_and_by_patterns(tmp_path: Path, path: str, expected: list[str]) -> None:
+    for name in ("a/x.csv", "a/x.txt", "a/.x.csv", "b=1/c=2%2F3/x.parquet", "_old/x.csv", "y.npz"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert [str(file) for file in find_files(tmp_path / path)] == [str(tmp_path / name) for name in expected]
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_folders_of_partitions_make_columns(tmp_path: Path, ending: str) -> None:
+    for number in (1, 2):
+        folder = tmp_path / f"site=a%2F{number}" / "day=2024-01-01"
+        folder.mkdir(parents=True)
+        rich_predictions("probs", torch.float32, n=10 * number).save(folder / f"x.{ending}")
+    pieces = list(iter_prediction_batches(tmp_path, columns=["site", "zip"]))
+    assert [piece.columns["site"].tolist() for piece in pieces] == [["a/1"] * 10, ["a/2"] * 20]
+    assert pieces[0].columns["zip"].tolist() == ["007", "1e3", "true", "NA", ""] * 2
+    everything = next(iter_prediction_batches(tmp_path, batch_rows=1))
+    assert everything.columns["day"].tolist() == ["2024-01-01"]
