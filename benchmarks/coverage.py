@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from calibrant import Predictions
-from calibrant.core.binning import TopLabel, cells_of, class_bins_of
-from calibrant.core.summary import Summary, summarize
+from calibrant.core.binning import Summary, TopLabel, cells_of, class_bins_of, summarize
 from calibrant.metrics import METRICS
 from calibrant.metrics.intervals import Evidence, bias_corrected
 from calibrant.metrics.levels import ece_of_levels

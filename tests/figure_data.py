@@ -6,8 +6,7 @@ import numpy as np
 import torch
 
 from calibrant import Predictions
-from calibrant.core.records import Bins
-from calibrant.core.scores import Entry, Estimate, IfCalibrated, Scores
+from calibrant.core.records import Bins, Entry, Estimate, IfCalibrated, Scores
 from helpers import mixed_gaps
 
 

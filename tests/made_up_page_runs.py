@@ -7,8 +7,7 @@ from dataclasses import replace
 import torch
 
 from calibrant import Predictions, measure
-from calibrant.core.records import Bins
-from calibrant.core.scores import Entry
+from calibrant.core.records import Bins, Entry
 from calibrant.data.synthetic import synthetic_predictions
 
 

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 import torch
 from matplotlib.figure import Figure
 
-from calibrant.core.records import Bins, Predictions
-from calibrant.core.scores import Entry, Estimate, IfCalibrated, Scores
+from calibrant.core.records import Bins, Entry, Estimate, IfCalibrated, Predictions, Scores
 from calibrant.report.save import render_figure
 
 NONE = torch.empty(0, dtype=torch.float64)

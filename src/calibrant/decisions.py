@@ -16,8 +16,7 @@ from torch import Tensor
 
 from calibrant.calibrators.fit_data import refuse_test_split
 from calibrant.core.checks import ArrayLike, FitError, check_choice, check_positive, check_share, to_tensor
-from calibrant.core.records import Predictions, as_predictions
-from calibrant.core.scores import Promise
+from calibrant.core.records import Predictions, Promise, as_predictions
 
 __all__ = ["PredictionSets", "Promise", "SelectiveClassifier", "cheapest_action", "cost_threshold", "promise_table"]
 

@@ -12,14 +12,11 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from calibrant.core.binning import equal_width_bins, equal_width_edges, means_of_sums, top_label
+from calibrant.core.binning import equal_width_bins, equal_width_edges, means_of_sums, summarize, top_label
 from calibrant.core.checks import ArrayLike
-from calibrant.core.records import Predictions, as_predictions
-from calibrant.core.scores import Scores
-from calibrant.core.summary import summarize
-from calibrant.metrics.diagram import PALETTE, draw_diagram, known_share
+from calibrant.core.records import Predictions, Scores, as_predictions
 from calibrant.metrics.measure import class_scores
-from calibrant.metrics.verdict import table_rows, verdict, write_estimate
+from calibrant.metrics.verdict import PALETTE, draw_diagram, known_share, table_rows, verdict, write_estimate
 from calibrant.report.figures import ReliabilityPanel, panel_of_bins
 from calibrant.report.rows import styles_of
 

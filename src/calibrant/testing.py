@@ -7,9 +7,8 @@ import re
 from typing import Literal, NamedTuple
 
 from calibrant.core.checks import ArrayLike
-from calibrant.core.records import Predictions
+from calibrant.core.records import Predictions, Scores
 from calibrant.core.registry import lookup
-from calibrant.core.scores import Scores
 from calibrant.metrics.measure import measure
 from calibrant.metrics.table import score_metrics
 

@@ -20,8 +20,8 @@ from browser import (
 )
 from calibrant import Predictions, measure
 from calibrant.calibrators import CALIBRATORS
-from calibrant.core.scores import Estimate
-from calibrant.core.summary import summarize
+from calibrant.core.binning import summarize
+from calibrant.core.records import Estimate
 from calibrant.data.synthetic import synthetic_predictions
 from calibrant.metrics import expected_calibration_error, maximum_calibration_error, reliability_bins
 from calibrant.metrics.paired import paired_test

@@ -18,7 +18,7 @@ from browser import (
     sync_api,
 )
 from calibrant import measure
-from calibrant.core.scores import Entry
+from calibrant.core.records import Entry
 from calibrant.data.synthetic import synthetic_predictions
 from calibrant.metrics import expected_calibration_error
 from calibrant.report.page import STOPS, render_page

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from calibrant import Predictions
-from calibrant.core.binning import TopLabel, cells_of
-from calibrant.core.summary import summarize
+from calibrant.core.binning import TopLabel, cells_of, summarize
 from calibrant.metrics.intervals import ECE_INVERSION, Evidence
 from calibrant.metrics.levels import Levels, ece_of_levels, levels_of
 from calibrant.metrics.measure import measure

@@ -40,8 +40,8 @@ LAZY_EXCEPTIONS = {
     ("calibrators", "save", "io"),
     ("report/save.py", "save_figure", "io"),
     ("report/rows.py", "_methods", "engine"),
-    ("core/scores.py", "_repr_html_", "plot"),
-    ("core/scores.py", "plot", "plot"),
+    ("core/records.py", "_repr_html_", "plot"),
+    ("core/records.py", "plot", "plot"),
 }
 FORBIDDEN_MODULES = {"utils", "util", "common", "misc", "helpers"}
 SECOND_SPELLINGS = {"num_bins", "nbins", "bins_num", "y_pred", "y_true", "target", "targets", "preds", "lamda", "n_classes"}

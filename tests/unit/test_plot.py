@@ -13,7 +13,7 @@ from matplotlib import pyplot as plt
 from matplotlib.container import BarContainer
 
 from calibrant import Predictions, measure, plot, repair
-from calibrant.core.scores import Scores
+from calibrant.core.records import Scores
 from helpers import mixed_gaps
 
 PROBS, LABELS = mixed_gaps(300, 4)

@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from calibrant.calibrators.base import Calibrator, Identity, Learned, Rule
 from calibrant.calibrators.fit_data import BoundWarning, CalibrationWarning, FitData, check_same_classes
 from calibrant.core.checks import FitError, check_choice, check_count
-from calibrant.core.records import Predictions
+from calibrant.core.records import Paired, Predictions, Scores, without_nan
 from calibrant.core.registry import lookup
-from calibrant.core.scores import Paired, Scores, without_nan
 from calibrant.metrics.measure import measure
 from calibrant.metrics.paired import paired_test
 

@@ -29,11 +29,9 @@ from calibrant.cli.terminal import (
     show_heading,
     show_prose,
 )
-from calibrant.core.records import Bins, Predictions, Split
+from calibrant.core.binning import Summary, summarize
+from calibrant.core.records import Bins, ClassScore, Estimate, Paired, Predictions, Scores, Split, without_nan
 from calibrant.core.registry import lookup
-from calibrant.core.scores import ClassScore, Estimate, Paired, Scores, without_nan
-from calibrant.core.slices import Group, Slices, column_names
-from calibrant.core.summary import Summary, summarize
 from calibrant.io import (
     find_files,
     iter_prediction_batches,
@@ -44,8 +42,7 @@ from calibrant.io import (
 )
 from calibrant.io.files import is_address
 from calibrant.metrics.intervals import rate_interval
-from calibrant.metrics.measure import measure, measure_summary
-from calibrant.metrics.monitor import CalibrationMonitor, Watched
+from calibrant.metrics.measure import CalibrationMonitor, Group, Slices, Watched, column_names, measure, measure_summary
 from calibrant.metrics.paired import paired_test
 from calibrant.metrics.table import Metric
 from calibrant.metrics.verdict import (

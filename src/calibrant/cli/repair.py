@@ -18,8 +18,7 @@ from calibrant.calibrators.auto import measure_repair
 from calibrant.calibrators.fit_data import check_same_classes, refuse_test_split
 from calibrant.cli.measure import Request, predictions_in, show_side_by_side, tests_to_dict
 from calibrant.cli.terminal import Row, Terminal, check_destination, fit_table, say, show_heading, show_prose
-from calibrant.core.records import Predictions
-from calibrant.core.scores import Estimate, without_nan
+from calibrant.core.records import Estimate, Predictions, without_nan
 from calibrant.decisions import promise_table
 from calibrant.io import rewrite_predictions, save_predictions
 from calibrant.io.files import atomic_writer

@@ -13,8 +13,7 @@ from calibrant.cli.measure import Request, parts_table, predictions_in
 from calibrant.cli.repair import fit_and_measure, load_pair
 from calibrant.cli.terminal import Terminal, check_destination, progress_bar, show_heading, show_prose
 from calibrant.core.checks import FitError
-from calibrant.core.records import Predictions
-from calibrant.core.scores import Entry, Estimate
+from calibrant.core.records import Entry, Estimate, Predictions
 from calibrant.decisions import promise_table
 from calibrant.grid.collect import catalogue_order, check_same_labels, load_entries, once
 from calibrant.grid.tables import compare_table

@@ -25,7 +25,7 @@ SUM_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 1e-2, 
 # Multi-label problems, with one sigmoid per class.
 _SEVERAL = " Several labels at once are measured class by class, each as a binary problem."
 # Bins of C classes fill C times as much memory, and nobody has data for more.
-_MOST_BINS = 10_000
+MOST_BINS = 10_000
 # How None, NaN and pandas' NA are written as text.
 _MISSING = ("", "None", "nan", "NaN", "<NA>")
 
@@ -65,17 +65,11 @@ def refuse_masked(value: object, *, where: str, name: str) -> None:
         raise ValueError(f"{where}: `{name}` must have no masked entries. Leave those rows out of all arrays, or fill them.")
 
 
-def check_bins(n_bins: int, *, where: str) -> None:
-    """Raise unless ``n_bins`` is a whole number from 1 to 10,000."""
-    check_count(n_bins, where=where, name="n_bins")
-    if n_bins > _MOST_BINS:
-        raise ValueError(f"{where}: `n_bins` must be at most {_MOST_BINS:,}, got {n_bins!r}.")
-
-
-def check_count(value: int, *, where: str, name: str, least: int = 1) -> None:
-    """Raise unless ``value`` is a whole number of at least ``least``."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-        raise ValueError(f"{where}: `{name}` must be a whole number >= {least}, got {value!r}.")
+def check_count(value: int, *, where: str, name: str, least: int = 1, most: float = math.inf) -> None:
+    """Raise unless ``value`` is a whole number from ``least`` to ``most``."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not least <= value <= most:
+        rule = f">= {least}" if math.isinf(most) else f"from {least} to {most:,}"
+        raise ValueError(f"{where}: `{name}` must be a whole number {rule}, got {value!r}.")
 
 
 def check_positive(value: float, *, where: str, name: str) -> None:

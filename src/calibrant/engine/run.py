@@ -29,8 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from calibrant.core.checks import ArrayLike
-from calibrant.core.records import Predictions, Split
-from calibrant.core.scores import Scores
+from calibrant.core.records import Predictions, Scores, Split
 from calibrant.data.image_set import ImageSet, normalize
 from calibrant.data.own_images import read_images
 from calibrant.engine.batches import at_once, check_same_data, load_data

@@ -19,8 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from calibrant.core.records import Predictions, Split
-from calibrant.core.scores import Scores
+from calibrant.core.records import Predictions, Scores, Split
 from calibrant.data.image_set import DataSet, ImageSet, fingerprint, split_indices
 from calibrant.data.shift import CORRUPTIONS, SEVERITIES, corrupt
 from calibrant.engine.batches import RunData, TrainBatches, check_same_data, load_data

@@ -2,7 +2,7 @@
 
 import sys
 
-from calibrant.core.scores import Entry
+from calibrant.core.records import Entry
 from calibrant.grid.collect import load_entries
 from calibrant.grid.compare import Comparison
 from calibrant.grid.export import to_csv, to_json, to_latex, to_markdown, write_table

@@ -22,9 +22,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from calibrant.core.records import Bins, Predictions, Split
-from calibrant.core.scores import BinSweep, Entry, Scores
-from calibrant.core.summary import summarize
+from calibrant.core.binning import summarize
+from calibrant.core.records import Bins, BinSweep, Entry, Predictions, Scores, Split
 from calibrant.data import is_path
 from calibrant.data.image_set import ImageSet
 from calibrant.engine.batches import is_own
@@ -33,7 +32,7 @@ from calibrant.engine.recipe import KEYS, Recipe
 from calibrant.engine.run import is_finished, load_run, read_facts, read_recipe
 from calibrant.io.files import atomic_writer
 from calibrant.io.predictions import FORMATS, load_predictions
-from calibrant.metrics.chance import bin_sweep
+from calibrant.metrics.levels import bin_sweep
 from calibrant.metrics.measure import measure, values_of
 from calibrant.metrics.table import is_top_label
 from calibrant.report.rows import row_key, settings_of

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from calibrant.core.scores import Entry, without_nan
+from calibrant.core.records import Entry, without_nan
 from calibrant.grid.tables import MARK, compare_table
 from calibrant.io.files import atomic_writer
 from calibrant.report.rows import EMPTY, Column, Row, Table
@@ -258,7 +258,7 @@ def write_page(
 
 def _with_sweep(run: Entry) -> Entry:
     """A run with what page and figures would both work out."""
-    from calibrant.metrics.chance import bin_sweep
+    from calibrant.metrics.levels import bin_sweep
 
     return run if run.sweep is not None or run.test is None else replace(run, sweep=bin_sweep(run.test))
 

@@ -13,8 +13,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 
+from calibrant.core.records import Entry
 from calibrant.core.registry import lookup
-from calibrant.core.scores import Entry
 from calibrant.data import data_name
 from calibrant.metrics import METRICS
 from calibrant.metrics.paired import LEAST_SEEDS, compare_runs, holm

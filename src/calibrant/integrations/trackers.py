@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from calibrant.core.records import Scores
 from calibrant.core.registry import lookup
-from calibrant.core.scores import Scores
-from calibrant.metrics.diagram import draw_reliability
 from calibrant.metrics.streaming import CalibrationSuite
 from calibrant.metrics.table import score_metrics
+from calibrant.metrics.verdict import draw_reliability
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -25,7 +25,6 @@ from calibrant.metrics.binned import (
     sweep_calibration_error,
     thresholded_adaptive_calibration_error,
 )
-from calibrant.metrics.chance import bin_sweep, if_calibrated, null_distribution
 from calibrant.metrics.conventions import CONVENTIONS, Explanation, explain
 from calibrant.metrics.kernel import (
     kde_calibration_error,
@@ -34,7 +33,8 @@ from calibrant.metrics.kernel import (
     smooth_expected_calibration_error,
     squared_kernel_calibration_error,
 )
-from calibrant.metrics.monitor import CalibrationMonitor
+from calibrant.metrics.levels import bin_sweep, if_calibrated, null_distribution
+from calibrant.metrics.measure import CalibrationMonitor
 from calibrant.metrics.paired import paired_test
 from calibrant.metrics.scores import (
     BrierParts,

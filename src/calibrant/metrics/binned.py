@@ -19,13 +19,12 @@ from calibrant.core.binning import (
     class_bins_of,
     equal_mass_bins,
     equal_width_bins,
-    examples_of,
     mass_cuts,
     norm_of_bins,
     top_label,
 )
 from calibrant.core.checks import ArrayLike, check_count, to_tensor
-from calibrant.core.records import Bins, Predictions, both_classes
+from calibrant.core.records import Bins, Predictions, as_predictions, both_classes
 from calibrant.metrics.conventions import bin_rule, binned_error, mean_over_classes
 
 
@@ -107,7 +106,7 @@ def maximum_calibration_error(
         Naeini, Cooper and Hauskrecht, AAAI 2015.
     """
     where = "maximum_calibration_error"
-    given = examples_of(probs, labels, where=where, n_bins=n_bins, weights=weights, ignore_index=ignore_index)
+    given = as_predictions(probs, labels, where=where, n_bins=n_bins, weights=weights, ignore_index=ignore_index)
     if convention is None:
         return _largest_gap(top_label(given, where=where), n_bins=n_bins, min_count=min_count, where=where)
     if min_count != 1:
@@ -476,7 +475,7 @@ def classwise_calibration_error(
         Kull et al., NeurIPS 2019; Nixon et al., CVPR workshops 2019 (SCE); p-norm as in Kumar, Liang and Ma, NeurIPS 2019.
     """
     where = "classwise_calibration_error"
-    given = examples_of(probs, labels, where=where, n_bins=n_bins, p=p, weights=weights, ignore_index=ignore_index)
+    given = as_predictions(probs, labels, where=where, n_bins=n_bins, p=p, weights=weights, ignore_index=ignore_index)
     if convention is not None:
         return binned_error(given, None, "classwise", n_bins=n_bins, p=p, convention=convention)
     return mean_over_classes(class_calibration_errors(given, n_bins=n_bins, p=p), p)
@@ -507,7 +506,7 @@ def class_calibration_errors(
         Kull et al., NeurIPS 2019, equation 2.
     """
     where = "class_calibration_errors"
-    given = examples_of(probs, labels, where=where, n_bins=n_bins, p=p, weights=weights, ignore_index=ignore_index)
+    given = as_predictions(probs, labels, where=where, n_bins=n_bins, p=p, weights=weights, ignore_index=ignore_index)
     count, confidence, hits = class_bins_of(given.probs, given.labels, given.weights, n_bins=n_bins).unbind()
     residual, total = (confidence - hits).abs(), count[0].sum()
     if p == 1:
@@ -546,7 +545,7 @@ def nixon_adaptive_calibration_error(
         Nixon et al., CVPR workshops 2019, section 3.2.
     """
     where = "nixon_adaptive_calibration_error"
-    given = examples_of(probs, labels, where=where, n_bins=n_bins, weights=weights, ignore_index=ignore_index)
+    given = as_predictions(probs, labels, where=where, n_bins=n_bins, weights=weights, ignore_index=ignore_index)
     return _mean_range_gap(given, n_bins=n_bins, threshold=-1.0)
 
 
@@ -580,7 +579,7 @@ def thresholded_adaptive_calibration_error(
     where = "thresholded_adaptive_calibration_error"
     if not 0 <= threshold < 1:
         raise ValueError(f"{where}: `threshold` must lie in [0, 1), got {threshold!r}.")
-    given = examples_of(probs, labels, where=where, n_bins=n_bins, weights=weights, ignore_index=ignore_index)
+    given = as_predictions(probs, labels, where=where, n_bins=n_bins, weights=weights, ignore_index=ignore_index)
     return _mean_range_gap(given, n_bins=n_bins, threshold=threshold)
 
 
@@ -602,7 +601,7 @@ def _positive_class(
             found = f"got values from {float(score.min()):.4g} to {float(score.max()):.4g}"
             raise ValueError(f"{where}: `probs` must lie in [0, 1], {found}. If they are logits, pass `torch.sigmoid(logits)`.")
         both = both_classes(score, "probs")
-    given = examples_of(both, labels, where=where, n_bins=n_bins, p=p, weights=weights, ignore_index=ignore_index)
+    given = as_predictions(both, labels, where=where, n_bins=n_bins, p=p, weights=weights, ignore_index=ignore_index)
     if given.num_classes != 2:
         raise ValueError(f"{where}: `probs` must be of two classes, got {given.num_classes}.")
     return TopLabel(given.probs[:, 1].double().contiguous(), given.labels.double(), given.weights, given.probs.dtype)

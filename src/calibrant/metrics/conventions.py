@@ -21,14 +21,13 @@ from calibrant.core.binning import (
     TopLabel,
     equal_mass_bins,
     equal_width_bins,
-    examples_of,
     means_of_sums,
     norm_of_bins,
     reduce_top_label,
     top_label,
 )
 from calibrant.core.checks import ArrayLike, check_choice
-from calibrant.core.records import Bins, Predictions
+from calibrant.core.records import Bins, Predictions, as_predictions
 from calibrant.core.registry import lookup
 
 # From a top-label (or binary) record and the number of bins as one would pass it to the source, to the bins that the source
@@ -77,14 +76,14 @@ def binned_error(
     convention: str | None = None,
     **more: Any,
 ) -> Tensor:
-    """Calibration error over our own bins, or over those of the named source; ``more`` as `examples_of` takes it.
+    """Calibration error over our own bins, or over those of the named source; ``more`` as `as_predictions` takes it.
 
     Returns:
         Scalar ``[]``. Raises ``ValueError`` if there is no such convention, if its source has no such metric, or if weights are
         given, which no source takes.
     """
     where = f"{kind}_calibration_error"
-    given = examples_of(probs, labels, where=where, n_bins=n_bins, p=p, **more)
+    given = as_predictions(probs, labels, where=where, n_bins=n_bins, p=p, **more)
     chosen = _OWN if convention is None else lookup(CONVENTIONS, convention, kind="convention")
     if convention is not None and given.weights is not None:
         raise ValueError(f"{where}: `weights` must be None with a `convention`, got {list(given.weights.shape)}.")
@@ -205,7 +204,7 @@ def explain(
         The sources are named in `calibrant.metrics.conventions.CONVENTIONS`.
     """
     group = bin_rule(binning, where="explain")
-    given = examples_of(probs, labels, where="explain", n_bins=n_bins, p=p, weights=weights, ignore_index=ignore_index)
+    given = as_predictions(probs, labels, where="explain", n_bins=n_bins, p=p, weights=weights, ignore_index=ignore_index)
     top = top_label(given, where="explain")
     bins = group(top, n_bins=n_bins)
     kind: Kind = "expected" if binning == "width" else "adaptive"

@@ -35,9 +35,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from calibrant.core.binning import norm_of_bins
+from calibrant.core.binning import Summary, norm_of_bins
 from calibrant.core.records import Predictions
-from calibrant.core.summary import Summary
 from calibrant.metrics.levels import (
     Gaps,
     Levels,

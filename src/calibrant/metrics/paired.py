@@ -12,13 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from calibrant.core.binning import CHUNK_ENTRIES, cell_index, equal_width_edges, equal_width_index
-from calibrant.core.records import Predictions
-from calibrant.core.scores import Entry, Paired
-from calibrant.core.summary import Summary, summarize
-from calibrant.metrics.chance import check_draws
+from calibrant.core.binning import CHUNK_ENTRIES, Summary, cell_index, equal_width_edges, equal_width_index, summarize
+from calibrant.core.records import Entry, Paired, Predictions
 from calibrant.metrics.intervals import NORMAL_95, resampled_values
-from calibrant.metrics.levels import Gaps, levels_of
+from calibrant.metrics.levels import Gaps, check_draws, levels_of
 from calibrant.metrics.measure import values_of
 from calibrant.metrics.scores import nll_and_brier
 from calibrant.metrics.table import Metric, is_top_label, score_metrics

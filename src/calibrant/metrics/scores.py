@@ -11,10 +11,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from calibrant.core.binning import CHUNK_ENTRIES, TopLabel, equal_width_bins, equal_width_index, examples_of, top_label
+from calibrant.core.binning import (
+    CHUNK_ENTRIES,
+    TopLabel,
+    equal_width_bins,
+    equal_width_index,
+    score_rows,
+    top_label,
+)
 from calibrant.core.checks import ArrayLike
-from calibrant.core.records import Predictions
-from calibrant.core.summary import score_rows
+from calibrant.core.records import Predictions, as_predictions
 
 # Confidences that differ by no more than this part of themselves are equal but for rounding in double precision.
 _ROUNDING = 1e-15
@@ -51,7 +57,7 @@ def negative_log_likelihood(
     Reference:
         Good, Journal of the Royal Statistical Society B 1952.
     """
-    given = examples_of(probs, labels, where="negative_log_likelihood", weights=weights, ignore_index=ignore_index)
+    given = as_predictions(probs, labels, where="negative_log_likelihood", weights=weights, ignore_index=ignore_index)
     return weighted_mean(nll_and_brier(given)[0], given.weights)
 
 
@@ -81,7 +87,7 @@ def brier_score(
     Reference:
         Brier, Monthly Weather Review 1950.
     """
-    given = examples_of(probs, labels, where="brier_score", weights=weights, ignore_index=ignore_index)
+    given = as_predictions(probs, labels, where="brier_score", weights=weights, ignore_index=ignore_index)
     return weighted_mean(nll_and_brier(given)[1], given.weights)
 
 

@@ -15,14 +15,12 @@ from torch import Tensor
 from torch.nn import Module
 from torchmetrics import Metric
 
-from calibrant.core.binning import CHUNK_ENTRIES, EXACT_BINS, NUM_CELLS, TopLabel
+from calibrant.core.binning import CHUNK_ENTRIES, EXACT_BINS, KEPT_EXAMPLES, NUM_CELLS, Summary, TopLabel, summarize_rows
 from calibrant.core.checks import ArrayLike, check_choice, check_count
-from calibrant.core.records import Bins, check_examples, one_of
-from calibrant.core.scores import Scores
-from calibrant.core.summary import KEPT_EXAMPLES, Summary, summarize_rows
-from calibrant.metrics.diagram import draw_reliability
+from calibrant.core.records import Bins, Scores, check_examples, one_of
 from calibrant.metrics.measure import measure_summary, values_of
 from calibrant.metrics.table import METRICS
+from calibrant.metrics.verdict import draw_reliability
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
 class Stream(Metric):
     """Sums over all examples seen, in float64: the base of every streaming metric.
 
-    The state is that of `calibrant.core.summary.Summary`: the cells of confidence (1 MB, and once more for the positive one of
+    The state is that of `calibrant.core.binning.Summary`: the cells of confidence (1 MB, and once more for the positive one of
     two classes), the first 65,536 examples (1 MB, or 1.5 of two classes; as long as there are no more, every metric is exact),
     eight totals and, if ``classwise``, sums per class and bin (24·C·M bytes: 0.4 MB at 1,000 classes and 15 bins).
 

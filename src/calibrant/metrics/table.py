@@ -9,9 +9,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from calibrant.core.binning import equal_mass_bins, norm_of_bins
+from calibrant.core.binning import Summary, equal_mass_bins, norm_of_bins
 from calibrant.core.registry import Registry
-from calibrant.core.summary import Summary
 from calibrant.metrics import levels as of
 from calibrant.metrics.binned import (
     adaptive_calibration_error,

@@ -18,11 +18,10 @@ from torch import Tensor
 
 from calibrant.core.binning import equal_width_bins, top_label
 from calibrant.core.checks import check_count
-from calibrant.core.records import Bins
-from calibrant.core.scores import BinSweep, Entry
-from calibrant.metrics.chance import BIN_COUNTS, bin_sweep
-from calibrant.metrics.diagram import PALETTE, draw_counts, draw_diagram, intervals_of
-from calibrant.metrics.monitor import Watched
+from calibrant.core.records import Bins, BinSweep, Entry
+from calibrant.metrics.levels import BIN_COUNTS, bin_sweep
+from calibrant.metrics.measure import Watched
+from calibrant.metrics.verdict import PALETTE, draw_counts, draw_diagram, intervals_of
 from calibrant.report.rows import Row, Section, Style, group_rows
 from calibrant.report.save import (
     COLUMN_WIDTH,
@@ -499,7 +498,7 @@ def draw_reliability_grid(
 
     Example:
         >>> from calibrant import Predictions, measure
-        >>> from calibrant.core.scores import Entry
+        >>> from calibrant.core.records import Entry
         >>> from calibrant.report.rows import group_rows
         >>> test = Predictions(probs=[[0.9, 0.1], [0.2, 0.8], [0.7, 0.3]] * 40, labels=[0, 1, 1] * 40)
         >>> rows = group_rows([Entry("coins", "ce", measure(test), test=test)])[0].rows

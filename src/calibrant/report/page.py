@@ -19,14 +19,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from torch import Tensor
 
 from calibrant import __version__
-from calibrant.core.binning import TopLabel, between_cuts, equal_width_edges, means_of_sums, norm_of_bins
-from calibrant.core.records import Bins, Predictions
-from calibrant.core.scores import Entry, Estimate, Paired, Promise, Scores, without_nan
-from calibrant.core.summary import Summary, summarize
+from calibrant.core.binning import Summary, TopLabel, between_cuts, equal_width_edges, means_of_sums, norm_of_bins, summarize
+from calibrant.core.records import Bins, Entry, Estimate, Paired, Predictions, Promise, Scores, without_nan
 from calibrant.metrics import METRICS
-from calibrant.metrics.chance import compare_with_null
-from calibrant.metrics.diagram import intervals_of
-from calibrant.metrics.levels import draw_calibrated, ece_of_levels, levels_of
+from calibrant.metrics.levels import compare_with_null, draw_calibrated, ece_of_levels, levels_of
 from calibrant.metrics.measure import class_scores
 from calibrant.metrics.paired import compare_runs, holm
 from calibrant.metrics.verdict import (
@@ -34,6 +30,7 @@ from calibrant.metrics.verdict import (
     SIGNIFICANT,
     count_examples,
     direction,
+    intervals_of,
     join_words,
     judge,
     main_error,

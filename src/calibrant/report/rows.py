@@ -13,13 +13,12 @@ from itertools import combinations
 from types import ModuleType
 from typing import Any, Literal
 
-from calibrant.core.scores import Entry
+from calibrant.core.records import Entry
 from calibrant.data import data_name
 from calibrant.data.image_set import difference
-from calibrant.metrics.diagram import PALETTE
 from calibrant.metrics.paired import mean_and_std
 from calibrant.metrics.table import score_metrics
-from calibrant.metrics.verdict import SIGNIFICANT, metric_of, write_interval
+from calibrant.metrics.verdict import PALETTE, SIGNIFICANT, metric_of, write_interval
 
 Dashes = str | tuple[float, tuple[float, ...]]
 # What the record of a method says: colour of the palette, marker, and line.

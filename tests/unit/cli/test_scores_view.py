@@ -21,8 +21,7 @@ from calibrant.cli.measure import (
     show_comparison,
     show_scores,
 )
-from calibrant.core.records import Bins, Split
-from calibrant.core.scores import ClassScore, Estimate, IfCalibrated, Paired, Scores
+from calibrant.core.records import Bins, ClassScore, Estimate, IfCalibrated, Paired, Scores, Split
 from calibrant.metrics.table import score_metrics
 
 METRICS = score_metrics()

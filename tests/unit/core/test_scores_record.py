@@ -5,8 +5,7 @@ import json
 import pytest
 import torch
 
-from calibrant.core.records import Bins, Predictions
-from calibrant.core.scores import Entry, Estimate, IfCalibrated, Scores
+from calibrant.core.records import Bins, Entry, Estimate, IfCalibrated, Predictions, Scores
 from calibrant.metrics.measure import measure
 
 NAN = float("nan")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from calibrant import Predictions
-from calibrant.core.summary import Summary, summarize
+from calibrant.core.binning import Summary, summarize
 from helpers import golden, mixed_gaps
 
 
@@ -95,7 +95,7 @@ def test_summarize_chunks_do_not_change_the_sums(monkeypatch: pytest.MonkeyPatch
     logits, labels = golden()
     predictions = Predictions(logits=logits, labels=labels)
     whole = summarize(predictions)
-    monkeypatch.setattr("calibrant.core.summary.CHUNK_ENTRIES", 35)
+    monkeypatch.setattr("calibrant.core.binning.CHUNK_ENTRIES", 35)
     chunked = summarize(predictions)
     for one, two in zip(fields(whole), fields(chunked), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)

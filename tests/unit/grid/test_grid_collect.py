@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from calibrant.core.records import Predictions
-from calibrant.core.scores import Entry, Scores
+from calibrant.core.records import Entry, Predictions, Scores
 from calibrant.engine.train import scale_run, train
 from calibrant.grid.collect import check_same_labels, finished_runs, load_entries, load_run_entry
 from calibrant.metrics.measure import measure

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from calibrant.core.scores import Entry
+from calibrant.core.records import Entry
 from calibrant.engine.recipe import Recipe, override
 from calibrant.grid.collect import catalogue_order, command_of, identity, settings_of
 from calibrant.report.rows import Row, comparable, group_rows

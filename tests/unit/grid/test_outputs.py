@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from calibrant.core.scores import Entry
+from calibrant.core.records import Entry
 from calibrant.grid.export import write_outputs
 from calibrant.paper.reproduce import plan_reproduction, write_report
 from calibrant.report.figures import Drawing

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from calibrant import Predictions
-from calibrant.core.scores import Entry
+from calibrant.core.records import Entry
 from calibrant.engine.recipe import to_toml
 from calibrant.engine.train import scale_run, train
 from calibrant.grid.collect import load_run_entry, save_results

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from calibrant.core.records import Predictions
-from calibrant.core.scores import Entry
+from calibrant.core.records import Entry, Predictions
 from calibrant.engine.recipe import Recipe, override
 from calibrant.engine.train import train
 from calibrant.grid.collect import (
@@ -27,7 +26,7 @@ from calibrant.grid.collect import (
     unpack_predictions,
 )
 from calibrant.grid.tables import compare_table
-from calibrant.metrics.chance import bin_sweep
+from calibrant.metrics.levels import bin_sweep
 from calibrant.metrics.measure import measure
 from calibrant.metrics.paired import compare_runs, paired_test
 from calibrant.metrics.table import is_top_label

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from calibrant import Predictions, measure
-from calibrant.core.scores import Scores
-from calibrant.core.summary import summarize
+from calibrant.core.binning import summarize
+from calibrant.core.records import Scores
 from calibrant.metrics import binary_expected_calibration_error, binary_signed_calibration_gap
 from calibrant.metrics.measure import measure_summary
 from calibrant.metrics.paired import paired_test

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from calibrant import Predictions
-from calibrant.core.scores import BinSweep
+from calibrant.core.records import BinSweep
 from calibrant.metrics import maximum_calibration_error
 from calibrant.metrics.binned import expected_calibration_error
-from calibrant.metrics.chance import BIN_COUNTS, bin_sweep, compare_with_null, if_calibrated, null_distribution
+from calibrant.metrics.levels import BIN_COUNTS, bin_sweep, compare_with_null, if_calibrated, null_distribution
 from helpers import hard_gaps, mixed_gaps
 
 
@@ -166,7 +166,7 @@ def test_bin_sweep_of_wrong_arguments_raises() -> None:
     predictions = Predictions(probs=[[0.9, 0.1]], labels=[0])
     with pytest.raises(ValueError, match="bin_sweep: `n_bins` must hold at least one number of bins, got none"):
         bin_sweep(predictions, n_bins=())
-    with pytest.raises(ValueError, match="bin_sweep: `n_bins` must be a whole number >= 1, got 0"):
+    with pytest.raises(ValueError, match="bin_sweep: `n_bins` must be a whole number from 1 to 10,000, got 0"):
         bin_sweep(predictions, n_bins=(10, 0))
     with pytest.raises(ValueError, match="bin_sweep: `n_resamples` must be a whole number >= 0, got -1"):
         bin_sweep(predictions, n_resamples=-1)

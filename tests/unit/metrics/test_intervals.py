@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from calibrant import Predictions
-from calibrant.core.binning import TopLabel, cells_of, top_label
-from calibrant.core.summary import summarize
+from calibrant.core.binning import TopLabel, cells_of, summarize, top_label
 from calibrant.metrics import METRICS, Metric, adaptive_calibration_error
 from calibrant.metrics.intervals import (
     Evidence,

@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from calibrant import Predictions
-from calibrant.core.scores import Scores
-from calibrant.core.summary import summarize
+from calibrant.core.binning import summarize
+from calibrant.core.records import Scores
 from calibrant.metrics.binned import (
     class_calibration_errors,
     classwise_calibration_error,
     expected_calibration_error,
     reliability_bins,
 )
-from calibrant.metrics.chance import if_calibrated
+from calibrant.metrics.levels import if_calibrated
 from calibrant.metrics.measure import class_scores, measure, measure_summary, values_of
 from calibrant.metrics.paired import paired_test
 from calibrant.metrics.table import METRICS, Metric, score_metrics
@@ -111,7 +111,7 @@ def test_measure_wrong_counts_raise() -> None:
         measure(some_predictions(10), n_bins=10_000)
     with pytest.raises(ValueError, match="measure: `n_resamples` must be a whole number >= 100, got 99"):
         measure(some_predictions(10), n_resamples=99)
-    with pytest.raises(ValueError, match="measure: `n_bins` must be a whole number >= 1, got 0"):
+    with pytest.raises(ValueError, match="measure: `n_bins` must be a whole number from 1 to 10,000, got 0"):
         measure(some_predictions(10), n_bins=0)
     with pytest.raises(ValueError, match="measure_summary: `n_resamples` must be a whole number >= 100, got 0"):
         measure_summary(summarize(some_predictions(10)), n_resamples=0)
@@ -235,7 +235,7 @@ def test_weights_beyond_measure_are_refused_with_a_sentence(weights: tuple[float
     "function", [measure, expected_calibration_error, classwise_calibration_error, if_calibrated, reliability_bins]
 )
 def test_more_bins_than_anybody_has_data_for_are_refused(function: Callable[..., object]) -> None:
-    with pytest.raises(ValueError, match="`n_bins` must be at most 10,000, got 100000000"):
+    with pytest.raises(ValueError, match="`n_bins` must be a whole number from 1 to 10,000, got 100000000"):
         function(some_predictions(), n_bins=100_000_000)
 
 

@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from calibrant.core.records import Bins
-from calibrant.core.scores import Estimate, IfCalibrated, Paired, Scores
+from calibrant.core.records import Bins, Estimate, IfCalibrated, Paired, Scores
 from calibrant.metrics.verdict import direction, verdict, worst_slice, write_interval, write_p, write_value
 from calibrant.report.page import give_verdict
 

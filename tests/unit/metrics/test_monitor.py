@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from calibrant import Predictions, measure
-from calibrant.metrics.monitor import CalibrationMonitor, log_ratios, running_evidence
+from calibrant.metrics.measure import CalibrationMonitor, log_ratios, running_evidence
 
 WINDOWS, ROWS = 50, 40
 

@@ -9,9 +9,8 @@ import pytest
 import torch
 from scipy import stats
 
-from calibrant.core.records import Predictions
-from calibrant.core.scores import Entry, Paired
-from calibrant.core.summary import summarize
+from calibrant.core.binning import summarize
+from calibrant.core.records import Entry, Paired, Predictions
 from calibrant.metrics import METRICS
 from calibrant.metrics.measure import measure, values_of
 from calibrant.metrics.paired import (
@@ -209,7 +208,7 @@ def test_paired_test_of_other_examples_raises() -> None:
                 paired_test(first, second)
     with pytest.raises(ValueError, match="`n_resamples` must be a whole number >= 100, got 0"):
         paired_test(first, first, n_resamples=0)
-    with pytest.raises(ValueError, match="`n_bins` must be a whole number >= 1, got 0"):
+    with pytest.raises(ValueError, match="`n_bins` must be a whole number from 1 to 10,000, got 0"):
         paired_test(first, first, n_bins=0)
     with pytest.raises(ValueError, match="`seed` must be a whole number >= 0, got -1"):
         paired_test(first, first, seed=-1)

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torchmetrics import MetricCollection
 
-from calibrant.core.binning import EXACT_BINS
+from calibrant.core.binning import EXACT_BINS, KEPT_EXAMPLES, summarize
 from calibrant.core.records import Predictions
-from calibrant.core.summary import KEPT_EXAMPLES, summarize
 from calibrant.metrics import METRICS, streaming
 from calibrant.metrics.measure import measure
 from calibrant.metrics.streaming import (

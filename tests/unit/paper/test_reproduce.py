@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from calibrant.core.records import Predictions
-from calibrant.core.scores import Entry
+from calibrant.core.records import Entry, Predictions
 from calibrant.metrics.measure import measure
 from calibrant.paper.reproduce import plan_reproduction, write_report
 from calibrant.report.figures import Drawing

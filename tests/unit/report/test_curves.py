@@ -9,9 +9,9 @@ import pytest
 from matplotlib.axes import Axes
 
 from calibrant import Predictions
-from calibrant.core.scores import BinSweep, Entry
+from calibrant.core.records import BinSweep, Entry
 from calibrant.metrics import expected_calibration_error, maximum_calibration_error
-from calibrant.metrics.chance import bin_sweep
+from calibrant.metrics.levels import bin_sweep
 from calibrant.report.figures import (
     Band,
     Line,

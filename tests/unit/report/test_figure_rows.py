@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from calibrant.core.scores import Entry
+from calibrant.core.records import Entry
 from calibrant.report.rows import group_rows
 from figure_data import run_of
 

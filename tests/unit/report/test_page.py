@@ -15,9 +15,8 @@ from calibrant import Predictions, measure
 from calibrant.calibrators import TemperatureScaling
 from calibrant.data.synthetic import synthetic_predictions
 from calibrant.metrics import METRICS
-from calibrant.metrics.diagram import PALETTE
 from calibrant.metrics.paired import paired_test
-from calibrant.metrics.verdict import write_interval, write_value
+from calibrant.metrics.verdict import PALETTE, write_interval, write_value
 from calibrant.report import page as page_module
 from calibrant.report.page import Candidate, Examined, Repair, render_page, script_hash
 from made_up_page_runs import made_runs

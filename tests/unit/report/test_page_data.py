@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from calibrant import Predictions, measure
-from calibrant.core.binning import TopLabel, equal_width_bins
-from calibrant.core.scores import Entry
-from calibrant.core.summary import summarize
+from calibrant.core.binning import TopLabel, equal_width_bins, summarize
+from calibrant.core.records import Entry
 from calibrant.metrics import area_under_risk_coverage, expected_calibration_error
 from calibrant.report.page import (
     REGION_EDGES,

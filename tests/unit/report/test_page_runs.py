@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from calibrant import Predictions, measure
-from calibrant.core.scores import Entry, Estimate
+from calibrant.core.records import Entry, Estimate
 from calibrant.grid.tables import compare_table
 from calibrant.report.page import plain_table, render_page, verdict_of
 from figure_data import run_of

@@ -12,8 +12,7 @@ from matplotlib.container import BarContainer
 
 from calibrant import Predictions, measure
 from calibrant.core.checks import ArrayLike
-from calibrant.core.records import Bins
-from calibrant.core.scores import Entry
+from calibrant.core.records import Bins, Entry
 from calibrant.metrics import expected_calibration_error, reliability_bins
 from calibrant.metrics.intervals import rate_interval
 from calibrant.report.figures import ReliabilityPanel, draw_reliability_grid, prepare_reliability

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from calibrant import Predictions
-from calibrant.core.records import Bins
-from calibrant.core.scores import Estimate, IfCalibrated, Paired, Scores
+from calibrant.core.records import Bins, Estimate, IfCalibrated, Paired, Scores
 from calibrant.metrics.verdict import judge, verdict
 from calibrant.report.page import Candidate, Examined, Repair, give_verdict
 

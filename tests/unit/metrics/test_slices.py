@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from calibrant import Predictions, measure
-from calibrant.core.slices import Slices, column_names
+from calibrant.metrics.measure import Slices, column_names
 
 N = 1000
 COLUMNS = {
