@@ -18,9 +18,8 @@ from torch import Tensor
 
 from calibrant.engine.recipe import Recipe, override
 from calibrant.engine.train import Assembly, assemble, run_epoch
-from calibrant.meta.lookahead import Batch as Seen
-from calibrant.meta.lookahead import head_hypergradient
-from calibrant.meta.step import HeldOut
+from calibrant.meta.step import Batch as Seen
+from calibrant.meta.step import HeldOut, head_hypergradient
 
 
 def look(assembly: Assembly, held_out: HeldOut) -> tuple[float, Tensor]:

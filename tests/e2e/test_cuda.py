@@ -21,7 +21,7 @@ from calibrant.engine.run import load_run
 from calibrant.engine.setup import Group
 from calibrant.engine.train import assemble, evaluate_shift, run_epoch, train
 from calibrant.meta import MetaLearner
-from calibrant.meta.lookahead import gather
+from calibrant.meta.step import gather
 
 pytestmark = [
     pytest.mark.cuda,

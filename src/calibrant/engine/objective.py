@@ -21,10 +21,10 @@ from calibrant.engine.setup import ALONE_GROUP, Group, average_memory, drops, le
 from calibrant.losses import ConfidencePruner
 from calibrant.losses import Objective as LossFunction
 from calibrant.meta.learner import MetaLearner
-from calibrant.meta.lookahead import MetaObjective as MetaFunction
 from calibrant.meta.network import find_head, gathering_norms, meta_mode
 from calibrant.meta.regularizers import Regularizer
 from calibrant.meta.step import HeldOut, MetaSettings
+from calibrant.meta.step import MetaObjective as MetaFunction
 
 if TYPE_CHECKING:
     from calibrant.engine.train import Assembly

@@ -28,8 +28,8 @@ from calibrant.core.registry import lookup
 from calibrant.data.image_set import ImageSet
 from calibrant.engine.recipe import BackbonePart, OptimPart, Recipe, TrainPart
 from calibrant.io.files import atomic_writer
-from calibrant.meta.lookahead import gather
 from calibrant.meta.network import find_head, gathering_norms, meta_mode, own_randomness
+from calibrant.meta.step import gather
 
 T = TypeVar("T")
 Precision = Literal["bf16", "float32", "float64"]

@@ -4,15 +4,6 @@
 """
 
 from calibrant.meta.learner import LoaderBatches, MetaBatches, MetaLearner, MetaWarning, StepInfo
-from calibrant.meta.lookahead import (
-    Batch,
-    Hypergradient,
-    VirtualStep,
-    full_hypergradient,
-    head_hypergradient,
-    hypergradient,
-    virtual_sgd,
-)
 from calibrant.meta.regularizers import (
     REGULARIZERS,
     GammaFocal,
@@ -25,7 +16,19 @@ from calibrant.meta.regularizers import (
     gamma_speed,
     init_gamma_net,
 )
-from calibrant.meta.step import PRESETS, MetaSettings, Preset, make_objective
+from calibrant.meta.step import (
+    PRESETS,
+    Batch,
+    Hypergradient,
+    MetaSettings,
+    Preset,
+    VirtualStep,
+    full_hypergradient,
+    head_hypergradient,
+    hypergradient,
+    make_objective,
+    virtual_sgd,
+)
 
 __all__ = [
     "PRESETS",

@@ -17,7 +17,6 @@ from torch.utils.data import DataLoader, SequentialSampler
 from calibrant.core.checks import check_count
 from calibrant.core.collect import move, split_batch
 from calibrant.core.registry import lookup
-from calibrant.meta.lookahead import Batch, Hypergradient, MetaObjective, full_hypergradient, head_hypergradient
 from calibrant.meta.network import (
     Inputs,
     find_network,
@@ -29,7 +28,19 @@ from calibrant.meta.network import (
     replayed_randomness,
 )
 from calibrant.meta.regularizers import GammaFocal, GammaNet, Params, Regularizer
-from calibrant.meta.step import PRESETS, HeldOut, HyperParameters, leaked_value, make_objective, settings_of
+from calibrant.meta.step import (
+    PRESETS,
+    Batch,
+    HeldOut,
+    Hypergradient,
+    HyperParameters,
+    MetaObjective,
+    full_hypergradient,
+    head_hypergradient,
+    leaked_value,
+    make_objective,
+    settings_of,
+)
 
 # Mean |step| / lr of Adam below which hyper-parameters count as frozen: noise gives 0.2 with betas (0.9, 0.999) and 0.6 with
 # (0.5, 0.9), a gradient that fell a hundredfold within Adam's memory less than 0.01.

@@ -14,7 +14,7 @@ from calibrant.engine.setup import feature_function
 from calibrant.engine.train import assemble, run_epoch
 from calibrant.losses import sece_penalty
 from calibrant.meta import hypergradient
-from calibrant.meta.lookahead import head_hypergradient
+from calibrant.meta.step import head_hypergradient
 from helpers import convolve_contiguously, layout
 
 TINY = {

@@ -9,8 +9,7 @@ from torch import nn
 
 from calibrant.backbones import basic, resnet
 from calibrant.meta import MetaLearner, MetaSettings, UnitwiseL2
-from calibrant.meta.lookahead import Batch
-from calibrant.meta.step import HeldOut, HyperParameters, leaked_value
+from calibrant.meta.step import Batch, HeldOut, HyperParameters, leaked_value
 from tracing import autocast_everywhere, trace_step
 
 
