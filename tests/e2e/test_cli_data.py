@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from calibrant.data import DATASETS, RemoteFile, published
+from calibrant.data import DATASETS, RemoteFile, sets
 from calibrant.engine.run import load_run
 from helpers import run_command as run
 from helpers import serve_files
@@ -32,7 +32,7 @@ def server(monkeypatch):
     """Serve a little MNIST from the loopback interface, with the tables of the package pointed to it."""
     rng = np.random.default_rng(0)
     arrays = [rng.integers(0, 256, (40, 28, 28)), np.arange(40) % 10, rng.integers(0, 256, (20, 28, 28)), np.arange(20) % 10]
-    packed = {name: idx(array.astype(np.uint8)) for name, array in zip(published.MNIST_FILES, arrays, strict=True)}
+    packed = {name: idx(array.astype(np.uint8)) for name, array in zip(sets.MNIST_FILES, arrays, strict=True)}
     with serve_files({f"{name}.gz": gz for name, (_, gz) in packed.items()}) as started:
         files = tuple(
             RemoteFile(f"mnist/{name}", len(gz), hashlib.md5(gz).hexdigest(), (f"{started.address}/{name}",))
@@ -41,7 +41,7 @@ def server(monkeypatch):
         monkeypatch.setitem(DATASETS._entries, "mnist", replace(DATASETS["mnist"], files=files, others=()))
         sums = {name: [hashlib.md5(content).hexdigest() for content in pair] for name, pair in packed.items()}
         contents = {name: (md5, 0, packed_md5) for name, (md5, packed_md5) in sums.items()}
-        monkeypatch.setattr(published, "MNIST_FILES", contents)
+        monkeypatch.setattr(sets, "MNIST_FILES", contents)
         yield started
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 import calibrant.cli.train as command
 from calibrant.core.records import Split
-from calibrant.data.shift import CORRUPTIONS, SEVERITIES, corrupt
+from calibrant.data.synthetic import CORRUPTIONS, SEVERITIES, corrupt
 from calibrant.engine.methods import METHODS
 from calibrant.engine.recipe import Recipe, override
 from calibrant.engine.run import is_finished, load_run

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from calibrant.cli.terminal import Terminal, check_destination, fit_table, make_bar, say
-from calibrant.data.shift import CORRUPTIONS, SEVERITIES
+from calibrant.data.synthetic import CORRUPTIONS, SEVERITIES
 from calibrant.engine.recipe import NEUTRAL, Recipe, load_recipe, override
 from calibrant.engine.run import EpochRecord, Run, epoch_scores, load_run
 from calibrant.engine.setup import is_first_process

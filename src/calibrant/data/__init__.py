@@ -5,23 +5,25 @@ from pathlib import Path
 
 from calibrant.core.registry import Registry
 from calibrant.data.image_set import DEFAULT_ROOT, DataSet, DataSource, ImageSet, RemoteFile, Shape
-from calibrant.data.own_images import is_path, load_folder, load_npz, load_path
-from calibrant.data.published import (
+from calibrant.data.sets import (
     CIFAR10,
     CIFAR100,
     DIGITS,
     FASHION_MNIST,
     MNIST,
     TINY_IMAGENET,
+    is_path,
     load_cifar10,
     load_cifar100,
     load_digits,
     load_fashion_mnist,
+    load_folder,
     load_mnist,
+    load_npz,
+    load_path,
     load_tiny_imagenet,
 )
-from calibrant.data.shift import CORRUPTIONS, corrupt, shifted_sets
-from calibrant.data.synthetic import MIXTURE, load_mixture
+from calibrant.data.synthetic import CORRUPTIONS, MIXTURE, corrupt, load_mixture, shifted_sets
 
 _BUILT_IN = (DIGITS, MIXTURE, CIFAR10, CIFAR100, TINY_IMAGENET, MNIST, FASHION_MNIST)
 DATASETS = Registry("data set", "calibrant.datasets", {source.name: source for source in _BUILT_IN}, of=DataSource)

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from calibrant.core.checks import ArrayLike
 from calibrant.core.records import Predictions, Scores, Split
 from calibrant.data.image_set import ImageSet, normalize
-from calibrant.data.own_images import read_images
+from calibrant.data.sets import read_images
 from calibrant.engine.batches import at_once, check_same_data, load_data
 from calibrant.engine.methods import resolved
 from calibrant.engine.recipe import KEYS, NEUTRAL, BackbonePart, Recipe, read_toml, recipe_of, to_toml, value_of

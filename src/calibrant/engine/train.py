@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from calibrant.core.records import Predictions, Scores, Split
 from calibrant.data.image_set import DataSet, ImageSet, fingerprint, split_indices
-from calibrant.data.shift import CORRUPTIONS, SEVERITIES, corrupt
+from calibrant.data.synthetic import CORRUPTIONS, SEVERITIES, corrupt
 from calibrant.engine.batches import RunData, TrainBatches, check_same_data, load_data
 from calibrant.engine.methods import Plan, facts_of, learns, make_plan, resolved, split_name
 from calibrant.engine.objective import Objective

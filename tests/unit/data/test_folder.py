@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from calibrant.data.image_set import channel_statistics, held_out_rows
-from calibrant.data.own_images import common_form, decode, is_path, load_folder, load_path
+from calibrant.data.sets import common_form, decode, is_path, load_folder, load_path
 
 
 def picture(path, level, size=(6, 4), mode="RGB"):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from calibrant.data import DataSet, published
+from calibrant.data import DataSet, sets
 from calibrant.data import image_set as module
 from calibrant.data.image_set import (
     ImageSet,
@@ -107,14 +107,14 @@ def fake_cifar10(folder, monkeypatch):
     (folder / "batches.meta").write_bytes(pickle.dumps({b"label_names": [str(i).encode() for i in range(10)]}, protocol=3))
     for file in folder.iterdir():
         sums[file.name] = hashlib.md5(file.read_bytes()).hexdigest()
-    monkeypatch.setattr(published, "CIFAR10_FILES", sums)
+    monkeypatch.setattr(sets, "CIFAR10_FILES", sums)
     return sums
 
 
 def test_load_cifar10_reads_folder_and_archive_alike(tmp_path, monkeypatch):
     folder = tmp_path / "cifar-10-batches-py"
     fake_cifar10(folder, monkeypatch)
-    data = published.load_cifar10(tmp_path)
+    data = sets.load_cifar10(tmp_path)
     assert data.train.images.shape == (20, 32, 32, 3)
     assert data.train.labels[:8].tolist() == [0, 1, 2, 3, 1, 1, 2, 3]
     with (folder / "test_batch").open("rb") as file:
@@ -124,7 +124,7 @@ def test_load_cifar10_reads_folder_and_archive_alike(tmp_path, monkeypatch):
     packed.mkdir()
     with tarfile.open(packed / "cifar-10-python.tar.gz", "w:gz") as tar:
         tar.add(folder, arcname="cifar-10-batches-py")
-    assert published.load_cifar10(packed).train.images.equal(data.train.images)
+    assert sets.load_cifar10(packed).train.images.equal(data.train.images)
 
 
 def archive_of(folder, path, *names):
@@ -137,25 +137,23 @@ def archive_of(folder, path, *names):
 
 def test_load_cifar10_missing_or_changed_files_say_what_to_do(tmp_path, monkeypatch):
     with pytest.raises(FileNotFoundError, match="calibrant data fetch cifar10"):
-        published.load_cifar10(tmp_path)
+        sets.load_cifar10(tmp_path)
     folder = tmp_path / "cifar-10-batches-py"
     fake_cifar10(folder, monkeypatch)
-    path = archive_of(
-        folder, tmp_path / "packed" / "cifar-10-python.tar.gz", *(set(published.CIFAR10_FILES) - {"batches.meta"})
-    )
+    path = archive_of(folder, tmp_path / "packed" / "cifar-10-python.tar.gz", *(set(sets.CIFAR10_FILES) - {"batches.meta"}))
     with pytest.raises(ValueError, match="batches.meta: must be the published file"):
-        published.load_cifar10(path.parent)
+        sets.load_cifar10(path.parent)
     for content in (path.read_bytes()[:-3000], b"<html>not found</html>"):
         path.write_bytes(content)
         with pytest.raises(ValueError, match="must be the published file .* fetch it again"):
-            published.load_cifar10(path.parent)
+            sets.load_cifar10(path.parent)
     (folder / "test_batch").write_bytes(b"other")
     with pytest.raises(ValueError, match="test_batch: must be the published file"):
-        published.load_cifar10(tmp_path)
+        sets.load_cifar10(tmp_path)
     (folder / "data_batch_3").unlink()
     for root in (tmp_path, folder):
         with pytest.raises(ValueError, match="must be the published file .* got another one or none"):
-            published.load_cifar10(root)
+            sets.load_cifar10(root)
 
 
 def test_load_cifar10_links_and_paths_in_an_archive_lead_nowhere(tmp_path, monkeypatch):
@@ -163,9 +161,9 @@ def test_load_cifar10_links_and_paths_in_an_archive_lead_nowhere(tmp_path, monke
     fake_cifar10(folder, monkeypatch)
     (folder / "test_batch").rename(folder / "outside")
     (folder / "test_batch").symlink_to(folder / "outside")
-    path = archive_of(folder, tmp_path / "packed" / "cifar-10-python.tar.gz", *published.CIFAR10_FILES)
+    path = archive_of(folder, tmp_path / "packed" / "cifar-10-python.tar.gz", *sets.CIFAR10_FILES)
     with pytest.raises(ValueError, match="test_batch: must be the published file"):
-        published.load_cifar10(path.parent)
+        sets.load_cifar10(path.parent)
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
 
@@ -179,7 +177,7 @@ def test_load_cifar10_forged_pickle_runs_nothing(tmp_path, monkeypatch):
     fake_cifar10(folder, monkeypatch)
     (folder / "batches.meta").write_bytes(pickle.dumps({b"label_names": Evil()}))
     with pytest.raises(ValueError, match="batches.meta: must be the published file"):
-        published.load_cifar10(tmp_path)
+        sets.load_cifar10(tmp_path)
 
 
 def images(n: int, *, first: int = 0, names: tuple[str, ...] | None = ("ant", "bee")) -> ImageSet:

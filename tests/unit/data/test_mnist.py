@@ -7,7 +7,7 @@ import pytest
 import torch
 from sklearn import datasets
 
-from calibrant.data import load_digits, published
+from calibrant.data import load_digits, sets
 
 
 def idx(array):
@@ -29,7 +29,7 @@ def write_set(folder, monkeypatch, *, table="MNIST_FILES", packed=True):
         gz = gzip.compress(content)
         files[name] = (hashlib.md5(content).hexdigest(), len(gz), hashlib.md5(gz).hexdigest())
         (folder / (f"{name}.gz" if packed else name)).write_bytes(gz if packed else content)
-    monkeypatch.setattr(published, table, files)
+    monkeypatch.setattr(sets, table, files)
     return arrays
 
 
@@ -37,7 +37,7 @@ def write_set(folder, monkeypatch, *, table="MNIST_FILES", packed=True):
 @pytest.mark.parametrize("folder", ["mnist", "MNIST/raw", "."])
 def test_load_mnist_reads_every_place_plain_and_packed(tmp_path, monkeypatch, folder, packed):
     arrays = write_set(tmp_path / "root" / folder if folder != "." else tmp_path / "root", monkeypatch, packed=packed)
-    data = published.load_mnist(tmp_path / "root")
+    data = sets.load_mnist(tmp_path / "root")
     assert (data.name, data.train.num_classes, data.train.pad, data.train.flip) == ("mnist", 10, 2, False)
     assert data.train.images.shape == (12, 28, 28, 1)
     assert data.train.images[3, 5, 7, 0] == arrays["train-images-idx3-ubyte"][3, 5, 7]
@@ -48,7 +48,7 @@ def test_load_mnist_reads_every_place_plain_and_packed(tmp_path, monkeypatch, fo
 
 def test_load_fashion_mnist_has_names_and_mirrors(tmp_path, monkeypatch):
     write_set(tmp_path / "fashion-mnist", monkeypatch, table="FASHION_FILES")
-    data = published.load_fashion_mnist(tmp_path)
+    data = sets.load_fashion_mnist(tmp_path)
     assert data.train.class_names[9] == "Ankle boot"
     assert data.test.flip
     assert data.test.mean == (0.2860,)
@@ -67,7 +67,7 @@ def test_load_mnist_other_content_is_refused(tmp_path, monkeypatch, wrong):
         }[wrong]
     )
     with pytest.raises(ValueError, match="t10k-labels-idx1-ubyte.gz: must be the published file"):
-        published.load_mnist(tmp_path)
+        sets.load_mnist(tmp_path)
 
 
 def test_load_digits_holds_every_image_of_scikit_learn_once():

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from calibrant.data.own_images import load_npz, load_path
+from calibrant.data.sets import load_npz, load_path
 
 RNG = np.random.default_rng(0)
 COLOUR = RNG.integers(0, 256, (20, 6, 5, 3), dtype=np.uint8)

@@ -3,8 +3,7 @@ import pytest
 import torch
 from scipy import ndimage
 
-from calibrant.data.shift import CORRUPTIONS, SEVERITIES, corrupt, shifted_sets
-from calibrant.data.synthetic import load_mixture
+from calibrant.data.synthetic import CORRUPTIONS, SEVERITIES, corrupt, load_mixture, shifted_sets
 
 
 def images(n=3, height=12, width=9, channels=3, seed=0):

@@ -5,7 +5,7 @@ import zipfile
 import pytest
 from PIL import Image
 
-from calibrant.data import load_path, load_tiny_imagenet, published
+from calibrant.data import load_path, load_tiny_imagenet, sets
 
 WNIDS = ["n03", "n01", "n02"]
 
@@ -37,7 +37,7 @@ def write_set(root, monkeypatch):
         path = root / "tiny-imagenet-200" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
-    monkeypatch.setattr(published, "TINY_COUNTS", (3, 4, 2))
+    monkeypatch.setattr(sets, "TINY_COUNTS", (3, 4, 2))
     return root / "tiny-imagenet-200"
 
 
@@ -48,7 +48,7 @@ def pack(folder, path, monkeypatch, **further):
                 archive.write(file, f"tiny-imagenet-200/{file.relative_to(folder)}")
         for name, content in further.items():
             archive.writestr(name.replace("_up_", "../"), content)
-    monkeypatch.setattr(published, "TINY_MD5", hashlib.md5(path.read_bytes()).hexdigest())
+    monkeypatch.setattr(sets, "TINY_MD5", hashlib.md5(path.read_bytes()).hexdigest())
 
 
 def test_load_tiny_imagenet_reads_folder_and_archive_alike(tmp_path, monkeypatch):
