@@ -27,7 +27,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 
 from calibrant.calibrators import CalibratedModel
-from calibrant.calibrators.calibrated_model import log_probs_of
+from calibrant.calibrators.auto import log_probs_of
 
 MODELS = {
     "random forest": RandomForestClassifier(random_state=0),

@@ -14,7 +14,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from calibrant.calibrators.fit_data import refuse_test_split
+from calibrant.calibrators.base import refuse_test_split
 from calibrant.core.checks import ArrayLike, FitError, check_choice, check_positive, check_share, to_tensor
 from calibrant.core.records import Predictions, Promise, as_predictions
 

@@ -97,7 +97,7 @@ def objective_functions() -> dict[str, Callable[..., float]]:
     """Our own objectives, temperature and streaming suite, as functions ``(logits, labels, n_bins) -> float``."""
     import torch
 
-    from calibrant.calibrators.temperature import TemperatureScaling
+    from calibrant.calibrators import TemperatureScaling
     from calibrant.losses import DCA, CrossEntropyLoss, mmce_penalty, weighted_mmce_penalty
     from calibrant.metrics import CalibrationSuite
 

@@ -5,7 +5,7 @@ from conformance.runner import arrays, calibrant_adapter, load_cases, netcal_ada
 CASES = load_cases()
 
 
-@pytest.mark.filterwarnings("ignore::calibrant.calibrators.fit_data.CalibrationWarning")
+@pytest.mark.filterwarnings("ignore::calibrant.calibrators.base.CalibrationWarning")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
 def test_published_case_holds(case):
     outcome = run_case(case, calibrant_adapter())

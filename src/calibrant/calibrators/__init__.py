@@ -3,17 +3,19 @@
 Train-time objectives are in `calibrant.losses`.
 """
 
-from calibrant.calibrators.affine import (
+from calibrant.calibrators.auto import AutoCalibrator, CalibratedModel, Ranked, Repaired
+from calibrant.calibrators.base import BoundWarning, CalibrationWarning, Calibrator, FitData, Identity
+from calibrant.calibrators.scaling import (
+    AttendedTemperatureScaling,
     BetaCalibration,
     DirichletCalibration,
+    EnsembleTemperatureScaling,
     MatrixScaling,
+    MonteCarloTemperatureScaling,
     PlattScaling,
+    TemperatureScaling,
     VectorScaling,
 )
-from calibrant.calibrators.auto import AutoCalibrator, Ranked, Repaired
-from calibrant.calibrators.base import Calibrator, Identity
-from calibrant.calibrators.calibrated_model import CalibratedModel
-from calibrant.calibrators.fit_data import BoundWarning, CalibrationWarning, FitData
 from calibrant.calibrators.tables import (
     BayesianBinning,
     HistogramBinning,
@@ -21,12 +23,6 @@ from calibrant.calibrators.tables import (
     JointIsotonicCalibration,
     SplineCalibration,
     TopLabelBinning,
-)
-from calibrant.calibrators.temperature import (
-    AttendedTemperatureScaling,
-    EnsembleTemperatureScaling,
-    MonteCarloTemperatureScaling,
-    TemperatureScaling,
 )
 from calibrant.core.registry import Registry
 

@@ -20,8 +20,7 @@ from scipy.special import betaln
 from sklearn.isotonic import IsotonicRegression
 from torch import Tensor
 
-from calibrant.calibrators.base import Calibrator, Learned
-from calibrant.calibrators.fit_data import FitData, Vector, asked, floor_logits
+from calibrant.calibrators.base import Calibrator, FitData, Learned, Vector, asked, floor_logits
 from calibrant.core.checks import check_choice, check_count, check_positive
 
 Positions: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.int64]]"

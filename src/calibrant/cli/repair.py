@@ -15,7 +15,7 @@ from rich.text import Text
 
 from calibrant.calibrators import CALIBRATORS, AutoCalibrator, Calibrator, Identity, Repaired
 from calibrant.calibrators.auto import measure_repair
-from calibrant.calibrators.fit_data import check_same_classes, refuse_test_split
+from calibrant.calibrators.base import check_same_classes, refuse_test_split
 from calibrant.cli.measure import Request, predictions_in, show_side_by_side, tests_to_dict
 from calibrant.cli.terminal import Row, Terminal, check_destination, fit_table, say, show_heading, show_prose
 from calibrant.core.records import Estimate, Predictions, without_nan

@@ -422,7 +422,7 @@ def with_temperature(run: Run) -> Run:
 
     Weights and history stay. It lies in no folder yet.
     """
-    from calibrant.calibrators.temperature import TemperatureScaling
+    from calibrant.calibrators import TemperatureScaling
 
     if run.temperature is not None:
         return run

@@ -15,8 +15,8 @@ from calibrant.calibrators import (
     TemperatureScaling,
     VectorScaling,
 )
-from calibrant.calibrators.affine import affine_log_probs, affine_loss, dirichlet_log_probs, fit_logistic
-from calibrant.calibrators.fit_data import FitData
+from calibrant.calibrators.base import FitData
+from calibrant.calibrators.scaling import affine_log_probs, affine_loss, dirichlet_log_probs, fit_logistic
 from calibrant.data.synthetic import synthetic_predictions
 from helpers import golden
 

@@ -23,8 +23,7 @@ from calibrant.calibrators import (
     VectorScaling,
 )
 from calibrant.calibrators.auto import SCORES, Gains, candidates, choose, mean_and_error, rank
-from calibrant.calibrators.base import Learned
-from calibrant.calibrators.fit_data import FitData
+from calibrant.calibrators.base import FitData, Learned
 from calibrant.core.checks import FitError
 from calibrant.data.synthetic import synthetic_predictions
 from calibrant.metrics import brier_score, negative_log_likelihood

@@ -9,7 +9,7 @@ from scipy.interpolate import CubicSpline
 
 from calibrant import Predictions
 from calibrant.calibrators import CALIBRATORS, BayesianBinning, TopLabelBinning
-from calibrant.calibrators.fit_data import keep_top
+from calibrant.calibrators.base import keep_top
 from calibrant.calibrators.tables import (
     PAD,
     Question,

@@ -10,7 +10,7 @@ from torch.nn.functional import nll_loss
 
 from calibrant import Predictions
 from calibrant.calibrators import AutoCalibrator, MonteCarloTemperatureScaling, TemperatureScaling, VectorScaling
-from calibrant.calibrators.fit_data import FitData, floor_logits, keep_top, log_complements
+from calibrant.calibrators.base import FitData, floor_logits, keep_top, log_complements
 from calibrant.data.synthetic import synthetic_predictions
 from helpers import golden
 

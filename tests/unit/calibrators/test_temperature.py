@@ -20,8 +20,8 @@ from calibrant.calibrators import (
     MonteCarloTemperatureScaling,
     TemperatureScaling,
 )
-from calibrant.calibrators.fit_data import FitData
-from calibrant.calibrators.temperature import (
+from calibrant.calibrators.base import FitData
+from calibrant.calibrators.scaling import (
     attended_nll,
     monte_carlo_log_probs,
     nll_slope,
@@ -46,7 +46,7 @@ def test_temperature_two_classes_has_the_closed_form() -> None:
 
 def test_temperature_subsample_start_does_not_change_it(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = TemperatureScaling().fit(Z).temperature_
-    monkeypatch.setattr("calibrant.calibrators.temperature._FIRST_ENTRIES", 500)
+    monkeypatch.setattr("calibrant.calibrators.scaling._FIRST_ENTRIES", 500)
     assert TemperatureScaling().fit(Z).temperature_ == pytest.approx(whole, rel=1e-8)
 
 
