@@ -6,9 +6,8 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from statistics import NormalDist
-from typing import ClassVar, Literal, NamedTuple, Self, TypeAlias
+from typing import Literal, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -29,8 +28,8 @@ from calibrant.calibrators.base import (
     FitData,
     Identity,
     Learned,
-    Rule,
     check_same_classes,
+    option,
 )
 from calibrant.core.checks import FitError, check_choice, check_count
 from calibrant.core.records import Paired, Predictions, Scores, without_nan
@@ -220,16 +219,11 @@ class AutoCalibrator(Calibrator):
     """
 
     methods: Sequence[str] | None = None
-    scoring: Literal["nll", "brier"] = "nll"
-    n_folds: int = 5
+    scoring: Literal["nll", "brier"] = option("nll", check_choice, choices=(*SCORES,))
+    n_folds: int = option(5, check_count, least=2)
     seed: int = 0
 
     label = "the best by cross-validation"
-    rules: ClassVar[Mapping[str, Rule]] = {
-        "scoring": partial(check_choice, choices=(*SCORES,)),
-        "n_folds": partial(check_count, least=2),
-    }
-    needs_every_class = False
     in_auto = False
     few_samples = 100
 
@@ -339,7 +333,7 @@ def _nothing_to_learn(data: FitData) -> str:
 
 def _doubt(calibrator: Calibrator, data: FitData, fewest: int) -> str:
     """Why a method is not tried; empty if it is. To learn something of every class takes ``fewest`` examples or more."""
-    few = data.too_few(fewest, what="a choice of this method") if calibrator.needs_every_class else ""
+    few = data.too_few(fewest, what="a choice of this method") if not calibrator.few_samples else ""
     return next(filter(None, [_nothing_to_learn(data), *calibrator.doubts(data), few]), "")
 
 

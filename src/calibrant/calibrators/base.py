@@ -8,9 +8,10 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import ClassVar, Self, TypeAlias, overload
+from typing import Any, ClassVar, Self, TypeAlias, overload
 
 import numpy as np
 import torch
@@ -24,7 +25,6 @@ from calibrant.core.records import Predictions, Split, as_predictions
 
 Array: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.generic]]"
 Learned: TypeAlias = "float | Tensor"
-Rule: TypeAlias = "Callable[..., None]"
 
 # Logits of the fit data beyond which a fit takes more than one thread.
 _MOST_FOR_ONE_THREAD = 500_000
@@ -137,46 +137,52 @@ class FitData:
         return [((fold != k).nonzero().flatten(), (fold == k).nonzero().flatten()) for k in range(n_folds)]
 
 
+def option(default: Any, rule: Callable[..., None], **limits: object) -> Any:
+    """A hyper-parameter with its default and its rule ``(value, *, where, name, **limits)``, which raises ``ValueError``."""
+    return field(default=default, metadata={"rule": partial(rule, **limits)})
+
+
 class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
     """Repairs the probabilities of a trained classifier; learns from logits and labels the classifier was not trained on.
 
-    To scikit-learn it is a classifier whose features are logits. A subclass names what it learns (``learned``), how it is
-    learned (``_fit``) and the pure function that applies it (``formula``). Constructor arguments are hyper-parameters only,
-    checked when they are used; what is learned ends in an underscore. A package offers its own subclass under a name of the
-    entry-point group ``calibrant.calibrators``.
+    To scikit-learn it is a classifier whose features are logits. A subclass names the pure function that applies it, ``class
+    PlattScaling(Calibrator, formula=platt_log_probs)``, and says how its arguments are learned (``_fit``). Constructor
+    arguments are hyper-parameters only, checked when they are used; what is learned ends in an underscore. A package offers
+    its own subclass under a name of the entry-point group ``calibrant.calibrators``.
 
     Attributes:
         label: Name in tables and reports.
-        rules: Hyper-parameter, or learned attribute such as ``temperature_`` → function ``(value, *, where, name)`` that raises
-            ``ValueError`` if it cannot be used.
+        formula: Function ``(logits [..., C], **learned) -> log-probabilities [..., C]``.
         learned: Names of what ``formula`` takes besides the logits, without the underscore.
         also_kept: Names of further attributes saved in files.
-        formula: Function ``(logits [..., C], **learned) -> log-probabilities [..., C]``.
         layer_dtype: Precision of `wrap`. Tables of probabilities need float64, where 1 - 1e-9 is not yet 1.
         preserves_accuracy: Whether the top class of an example never changes.
         takes_samples: Whether logits may be samples ``[S, N, C]``.
         in_auto: Whether `AutoCalibrator` tries it.
-        needs_every_class: Whether it learns something for each class, so that a class without examples is a problem.
-        few_samples_per_class: A fit on fewer examples per class warns if every class is needed;
-        few_samples: otherwise a fit on fewer examples in all.
+        few_samples_per_class: A fit on fewer examples per class warns, and so does one without any of a class.
+        few_samples: The same for the examples of all classes, of a method that learns nothing for each; 0 if it does.
     """
 
     label: ClassVar[str] = "calibration"
-    rules: ClassVar[Mapping[str, Rule]] = {}
+    formula: ClassVar[Callable[..., Tensor]]
     learned: ClassVar[tuple[str, ...]] = ()
     also_kept: ClassVar[tuple[str, ...]] = ()
-    formula: ClassVar[Callable[..., Tensor]]
     layer_dtype: ClassVar[torch.dtype] = torch.float32
     preserves_accuracy: ClassVar[bool] = False
     takes_samples: ClassVar[bool] = False
     in_auto: ClassVar[bool] = True
-    needs_every_class: ClassVar[bool] = True
     few_samples_per_class: ClassVar[int] = 10
-    few_samples: ClassVar[int] = 50
+    few_samples: ClassVar[int] = 0
 
     num_classes_: int
     floor_: float = 0.0
     _seen: tuple[int, int] | None = None
+
+    def __init_subclass__(cls, formula: Callable[..., Tensor] | None = None) -> None:
+        super().__init_subclass__()
+        if formula is not None:
+            cls.formula = staticmethod(formula)
+            cls.learned = tuple(inspect.signature(formula).parameters)[1:]
 
     def fit(
         self,
@@ -243,14 +249,14 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
 
     def check_params(self) -> None:
         """Raise ``ValueError`` if a hyper-parameter cannot be used."""
-        for name, rule in self.rules.items():
-            if hasattr(self, name):
-                rule(getattr(self, name), where=type(self).__name__, name=name)
+        for known in getattr(self, "__dataclass_fields__", {}).values():
+            if "rule" in known.metadata:
+                known.metadata["rule"](getattr(self, known.name), where=type(self).__name__, name=known.name)
 
     def doubts(self, data: FitData) -> list[str]:
         """Why a fit on ``data`` may not be trusted, whatever it will find: too few examples, a class without any."""
-        fewest = self.few_samples_per_class * data.num_classes if self.needs_every_class else self.few_samples
-        found = (data.too_few(fewest, what="this method"), self.needs_every_class and data.missing_classes)
+        fewest = self.few_samples or self.few_samples_per_class * data.num_classes
+        found = (data.too_few(fewest, what="this method"), "" if self.few_samples else data.missing_classes)
         return [doubt for doubt in found if doubt]
 
     def settle(self, data: FitData) -> Calibrator:
@@ -269,7 +275,7 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
             raise FitError(f"{error} Look at the scale of the logits.") from None
 
     def _check_learned(self) -> None:
-        """Raise ``ValueError`` unless what was learned keeps its rules and turns logits into probabilities."""
+        """Raise ``ValueError`` unless options keep their rules and what was learned turns logits into probabilities."""
         self.check_params()
         given = torch.eye(10, self.num_classes_, dtype=torch.float64).kron(torch.tensor([[1.0], [1e4], [-1e4]]).double())
         found = self.log_probs(given)
@@ -457,14 +463,12 @@ def _floating(logits: ArrayLike, *, where: str) -> Tensor:
     return scores if scores.is_floating_point() else scores.double()
 
 
-class Identity(Calibrator):
+class Identity(Calibrator, formula=lambda logits: logits.log_softmax(-1)):
     """Leaves probabilities as they are: the choice where no repair helps."""
 
     label = "doing nothing"
-    formula: ClassVar[Callable[..., Tensor]] = staticmethod(lambda logits: logits.log_softmax(-1))
     preserves_accuracy = True
     in_auto = False
-    needs_every_class = False
     few_samples = 1
 
     def _fit(self, data: FitData) -> Mapping[str, Learned]:

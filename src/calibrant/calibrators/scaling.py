@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
-from typing import ClassVar, Literal
+from functools import cache
+from typing import Literal
 
 import numpy as np
 import torch
@@ -20,12 +20,12 @@ from calibrant.calibrators.base import (
     Calibrator,
     FitData,
     Learned,
-    Rule,
     Vector,
     asked,
     check_ascending,
     floor_logits,
     log_complements,
+    option,
     warn,
 )
 from calibrant.core.checks import check_choice, check_count, check_positive, check_share
@@ -127,16 +127,17 @@ def least_in_log(loss: Callable[[float], float], *, bounds: tuple[float, float])
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class _TemperatureMethod(Calibrator):
+class _TemperatureMethod(Calibrator, formula=temperature_log_probs):
     """What calibrators that learn a temperature share: its bounds, and the warning that it ended at one."""
 
-    bounds: tuple[float, float] = BOUNDS
+    bounds: tuple[float, float] = option(BOUNDS, check_ascending, count=2)
 
-    learned: ClassVar[tuple[str, ...]] = ("temperature",)
-    formula: ClassVar[Callable[..., Tensor]] = staticmethod(temperature_log_probs)
     preserves_accuracy = True
-    needs_every_class = False
-    rules: ClassVar[Mapping[str, Rule]] = {"bounds": partial(check_ascending, count=2), "temperature_": check_positive}
+    few_samples = 50
+
+    def _check_learned(self) -> None:
+        check_positive(self.temperature_, where=type(self).__name__, name="temperature_")
+        super()._check_learned()
 
     def _warn_at_bound(self, temperature: float, at_bound: bool) -> float:
         """Return the temperature; warn if it ended at a bound."""
@@ -177,11 +178,10 @@ class TemperatureScaling(_TemperatureMethod):
         Guo, Pleiss, Sun and Weinberger, "On Calibration of Modern Neural Networks", ICML 2017.
     """
 
-    objective: Literal["nll", "ece"] = "nll"
-    n_bins: int = 15
+    objective: Literal["nll", "ece"] = option("nll", check_choice, choices=("nll", "ece"))
+    n_bins: int = option(15, check_count)
 
     label = "temperature scaling"
-    rules = {**_TemperatureMethod.rules, "objective": partial(check_choice, choices=("nll", "ece")), "n_bins": check_count}
 
     def _fit(self, data: FitData) -> Mapping[str, Learned]:
         if self.objective == "nll":
@@ -246,11 +246,10 @@ class AttendedTemperatureScaling(_TemperatureMethod):
         Networks", arXiv 1810.11586, 2018.
     """
 
-    threshold: float = 0.01
+    threshold: float = option(0.01, check_share)
 
     label = "attended temperature scaling"
     few_samples = 20
-    rules = {**_TemperatureMethod.rules, "threshold": check_share}
 
     def doubts(self, data: FitData) -> list[str]:
         """Why a fit on ``data`` may not be trusted: too few examples, or too few classes."""
@@ -275,7 +274,7 @@ def monte_carlo_log_probs(logits: Tensor, temperature: Tensor | float) -> Tensor
     return log_probs.logsumexp(0) - torch.log(torch.full_like(log_probs[0, ..., :1], logits.shape[0]))
 
 
-class MonteCarloTemperatureScaling(_TemperatureMethod):
+class MonteCarloTemperatureScaling(_TemperatureMethod, formula=monte_carlo_log_probs):
     r"""Divides the logits of all samples by one temperature before their probabilities are averaged.
 
     .. math:: q = \frac1S \sum_{s=1}^{S} \mathrm{softmax}(z_s / T)
@@ -298,7 +297,6 @@ class MonteCarloTemperatureScaling(_TemperatureMethod):
     """
 
     label = "Monte-Carlo temperature scaling"
-    formula = staticmethod(monte_carlo_log_probs)
     preserves_accuracy = False
     in_auto = False
     takes_samples = True
@@ -355,7 +353,7 @@ def find_mixture(log_parts: Tensor, weights: Tensor) -> Tensor:
     return torch.from_numpy(found / found.sum())
 
 
-class EnsembleTemperatureScaling(_TemperatureMethod):
+class EnsembleTemperatureScaling(_TemperatureMethod, formula=ensemble_log_probs):
     r"""Mixes the temperature-scaled, the original and the uniform distribution: repairs heavy tails that one T cannot.
 
     .. math:: q = w_1\, \mathrm{softmax}(z / T) + w_2\, \mathrm{softmax}(z) + w_3 / C
@@ -376,8 +374,6 @@ class EnsembleTemperatureScaling(_TemperatureMethod):
     """
 
     label = "ensemble temperature scaling"
-    learned = ("temperature", "mixture")
-    formula = staticmethod(ensemble_log_probs)
     few_samples = 100
 
     def _fit(self, data: FitData) -> Mapping[str, Learned]:
@@ -449,10 +445,7 @@ def fit_affine(
     return np.asarray(minimize(affine_loss, start, given, jac=True, method="L-BFGS-B", options=options).x)
 
 
-class _AffineCalibrator(Calibrator):
-    learned = ("weight", "bias")
-    formula: ClassVar[Callable[..., Tensor]] = staticmethod(affine_log_probs)
-
+class _AffineCalibrator(Calibrator, formula=affine_log_probs):
     def features(self, logits: Tensor) -> Tensor:
         """What the map acts on, float64 ``[N, C]``."""
         return floor_logits(logits.double())
@@ -482,11 +475,10 @@ class VectorScaling(_AffineCalibrator):
         Guo, Pleiss, Sun and Weinberger, "On Calibration of Modern Neural Networks", ICML 2017.
     """
 
-    ridge: float = 1.0
-    max_iter: int = 500
+    ridge: float = option(1.0, check_positive)
+    max_iter: int = option(500, check_count)
 
     label = "vector scaling"
-    rules = {"ridge": check_positive, "max_iter": check_count}
 
     def _fit(self, data: FitData) -> Mapping[str, Learned]:
         inputs, scale = self._scaled(data)
@@ -523,19 +515,13 @@ class MatrixScaling(_AffineCalibrator):
         calibration", NeurIPS 2019 (MS-ODIR).
     """
 
-    spreads: Sequence[float] = (0.01, 0.03, 0.1, 0.3, 1.0)
-    ridge: float = 1.0
-    n_folds: int = 3
-    max_iter: int = 200
+    spreads: Sequence[float] = option((0.01, 0.03, 0.1, 0.3, 1.0), check_ascending)
+    ridge: float = option(1.0, check_positive)
+    n_folds: int = option(3, check_count, least=2)
+    max_iter: int = option(200, check_count)
     seed: int = 0
 
     label = "matrix scaling"
-    rules = {
-        "spreads": check_ascending,
-        "ridge": check_positive,
-        "n_folds": partial(check_count, least=2),
-        "max_iter": check_count,
-    }
     also_kept = ("spread",)
 
     def doubts(self, data: FitData) -> list[str]:
@@ -580,7 +566,7 @@ class MatrixScaling(_AffineCalibrator):
         return best
 
 
-class DirichletCalibration(MatrixScaling):
+class DirichletCalibration(MatrixScaling, formula=dirichlet_log_probs):
     r"""Maps log-probabilities by a matrix and a bias: :math:`q = \mathrm{softmax}(W \log p + b)`, with ODIR penalties.
 
     As `MatrixScaling`, with its arguments and attributes, on the log-probabilities :math:`\log p` instead of the logits, so
@@ -591,7 +577,6 @@ class DirichletCalibration(MatrixScaling):
     """
 
     label = "Dirichlet calibration"
-    formula = staticmethod(dirichlet_log_probs)
 
     def features(self, logits: Tensor) -> Tensor:
         """Log-probabilities, float64 ``[N, C]``."""
@@ -664,7 +649,7 @@ class _SigmoidCalibrator(Calibrator):
         return torch.cat(found)
 
 
-class PlattScaling(_SigmoidCalibrator):
+class PlattScaling(_SigmoidCalibrator, formula=platt_log_probs):
     r"""Fits a sigmoid to the log-odds of every class, then normalises.
 
     .. math:: q_k \propto \sigma(a_k f_k + b_k), \qquad f_k = \log \frac{p_k}{1 - p_k}, \quad p = \mathrm{softmax}(z)
@@ -682,8 +667,6 @@ class PlattScaling(_SigmoidCalibrator):
     """
 
     label = "Platt scaling"
-    learned = ("slope", "intercept")
-    formula = staticmethod(platt_log_probs)
 
     def _fit(self, data: FitData) -> Mapping[str, Learned]:
         log_probs = floor_logits(data.logits.double()).log_softmax(-1)
@@ -699,7 +682,7 @@ class PlattScaling(_SigmoidCalibrator):
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class BetaCalibration(_SigmoidCalibrator):
+class BetaCalibration(_SigmoidCalibrator, formula=beta_log_probs):
     r"""Fits a beta curve, which can bend either way at both ends, to the probability of every class, then normalises.
 
     .. math:: q_k \propto \sigma\bigl(a_k \log p_k - b_k \log(1 - p_k) + c_k\bigr), \qquad p = \mathrm{softmax}(z)
@@ -719,12 +702,9 @@ class BetaCalibration(_SigmoidCalibrator):
         calibration for binary classifiers", AISTATS 2017.
     """
 
-    ridge: float = 0.01
+    ridge: float = option(0.01, check_positive)
 
     label = "beta calibration"
-    rules = {"ridge": check_positive}
-    learned = ("weight", "bias")
-    formula = staticmethod(beta_log_probs)
 
     def _fit(self, data: FitData) -> Mapping[str, Learned]:
         log_probs = floor_logits(data.logits.double()).log_softmax(-1)

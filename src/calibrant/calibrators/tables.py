@@ -10,8 +10,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import ClassVar, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -20,7 +19,7 @@ from scipy.special import betaln
 from sklearn.isotonic import IsotonicRegression
 from torch import Tensor
 
-from calibrant.calibrators.base import Calibrator, FitData, Learned, Vector, asked, floor_logits
+from calibrant.calibrators.base import Calibrator, FitData, Learned, Vector, asked, floor_logits, option
 from calibrant.core.checks import check_choice, check_count, check_positive
 
 Positions: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.int64]]"
@@ -139,7 +138,7 @@ def top_label_log_probs(logits: Tensor, edges: Tensor, values: Tensor) -> Tensor
 
 
 class Question(NamedTuple):
-    """One class against the rest: its probability ``[N]``, whether it is the label ``[N]`` (0.0 or 1.0), and weights."""
+    """One class against the rest: its probabilities ``[N]``, ascending, whether it is the label (0.0 or 1.0), and weights."""
 
     probs: Vector
     answers: Vector
@@ -150,14 +149,16 @@ def questions(data: FitData) -> Iterator[Question]:
     """One question for every class; of two classes only the second asks."""
     probs = floor_logits(data.logits.double()).softmax(1)
     for k in range(1 if data.num_classes == 2 else 0, data.num_classes):
-        yield Question(merge_ties(probs[:, k].numpy()), (data.labels == k).double().numpy(), data.weights.numpy())
+        ordered, order = merge_ties(probs[:, k].numpy())
+        yield Question(ordered, (data.labels == k).double().numpy()[order], data.weights.numpy()[order])
 
 
 def top_question(data: FitData) -> tuple[Question, Tensor]:
     """The confidence, whether the predicted class is right, and weights; beside it the predicted class ``[N]``."""
     confidence, predicted = floor_logits(data.logits.double()).softmax(1).max(1)
+    ordered, order = merge_ties(confidence.numpy())
     correct = (predicted == data.labels).double()
-    return Question(merge_ties(confidence.numpy()), correct.numpy(), data.weights.numpy()), predicted
+    return Question(ordered, correct.numpy()[order], data.weights.numpy()[order]), predicted[order]
 
 
 def just_above(probs: Vector) -> Vector:
@@ -165,14 +166,14 @@ def just_above(probs: Vector) -> Vector:
     return np.asarray(probs + probs * (_NEAR_LOG_ODDS * (1 - probs) + _NEAR) + _SMALLEST)
 
 
-def merge_ties(probs: Vector) -> Vector:
-    """Make probabilities equal that differ by rounding alone: groups no wider than that, with a wider gap on either side.
+def merge_ties(probs: Vector) -> tuple[Vector, Positions]:
+    """Sort probabilities, and make those equal that differ by rounding alone: groups that narrow, with wider gaps around.
 
-    Values that lie so dense everywhere are no ties, and stay as they are.
+    Values that lie so dense everywhere are no ties, and stay as they are. Beside the result it returns where each stood.
 
     Example:
-        >>> merge_ties(np.array([0.1 + 0.2, 0.3, 0.5])).tolist()
-        [0.30000000000000004, 0.30000000000000004, 0.5]
+        >>> [found.tolist() for found in merge_ties(np.array([0.5, 0.1 + 0.2, 0.3]))]
+        [[0.30000000000000004, 0.30000000000000004, 0.5], [1, 2, 0]]
     """
     order = np.argsort(probs, kind="stable")
     ordered = probs[order]
@@ -180,9 +181,8 @@ def merge_ties(probs: Vector) -> Vector:
     sizes = np.diff(np.append(starts, len(ordered)))
     last = ordered[starts + sizes - 1]
     alike = np.repeat(last <= just_above(ordered[starts]), sizes)
-    merged = np.empty_like(ordered)
-    merged[order] = np.where(alike, np.repeat(last, sizes), ordered)
-    return merged
+    merged = np.where(alike, np.repeat(last, sizes), ordered)
+    return merged, order[np.lexsort((order, merged))]
 
 
 def edges_behind(ordered: Vector, ends: Positions) -> Vector:
@@ -191,15 +191,14 @@ def edges_behind(ordered: Vector, ends: Positions) -> Vector:
     return np.asarray(np.minimum(just_above(before), (before + behind) / 2))
 
 
-def equal_mass_edges(probs: Vector, weights: Vector, n_bins: int) -> Vector:
+def equal_mass_edges(ordered: Vector, weights: Vector, n_bins: int) -> Vector:
     """Inner edges, each right behind the last probability of its bin, that give every bin the same weight as far as ties allow.
 
     Example:
         >>> equal_mass_edges(np.array([0.1, 0.2, 0.3, 0.4, 0.9, 0.9]), np.ones(6), 3).round(4).tolist()
         [0.2, 0.4]
     """
-    order = np.argsort(probs, kind="stable")
-    return edges_behind(probs[order], equal_mass_ends(probs[order], np.cumsum(weights[order]), n_bins))
+    return edges_behind(ordered, equal_mass_ends(ordered, np.cumsum(weights), n_bins))
 
 
 def equal_mass_ends(ordered: Vector, mass: Vector, n_bins: int) -> Positions:
@@ -229,8 +228,11 @@ def stack_maps(found: Sequence[tuple[Vector, Vector]]) -> tuple[Tensor, Tensor]:
     return places, values
 
 
-class _Table(Calibrator):
+class _TableCalibrator(Calibrator):
     layer_dtype = torch.float64
+
+    def _fit(self, data: FitData) -> Mapping[str, Learned]:
+        return dict(zip(self.learned, stack_maps([self._map(question) for question in questions(data)]), strict=True))
 
     def _check_learned(self) -> None:
         places, values = self.learned_values().values()
@@ -240,18 +242,15 @@ class _Table(Calibrator):
             raise ValueError(f"{type(self).__name__}: `values_` must be probabilities, one for each place, got others.")
         super()._check_learned()
 
+    @abstractmethod
+    def _map(self, question: Question) -> tuple[Vector, Vector]:
+        """Knots and values ``[L]``; or inner edges ``[L]`` and the values of the steps ``[L + 1]``."""
+
 
 # Straight lines between knots: isotonic calibration and splines.
 
 
-def isotonic_lines(question: Question) -> tuple[Vector, Vector]:
-    """Knots and values of the non-decreasing map of least squared error (pool adjacent violators)."""
-    fitted = IsotonicRegression(y_min=0.0, y_max=1.0, out_of_bounds="clip")
-    fitted.fit(question.probs, question.answers, sample_weight=question.weights)
-    return np.asarray(fitted.X_thresholds_, dtype=np.float64), np.asarray(fitted.y_thresholds_, dtype=np.float64)
-
-
-class IsotonicCalibration(_Table):
+class IsotonicCalibration(_TableCalibrator, formula=lines_log_probs):
     """Maps every class's probability by its own non-decreasing function, then normalises.
 
     The function is that of scikit-learn's ``IsotonicRegression``: constant where neighbours violate the order, straight
@@ -266,13 +265,12 @@ class IsotonicCalibration(_Table):
     """
 
     label = "isotonic calibration"
-    learned = ("knots", "values")
-    formula: ClassVar[Callable[..., Tensor]] = staticmethod(lines_log_probs)
     few_samples_per_class = 50
 
-    def _fit(self, data: FitData) -> Mapping[str, Learned]:
-        knots, values = stack_maps([isotonic_lines(question) for question in questions(data)])
-        return {"knots": knots, "values": values}
+    def _map(self, question: Question) -> tuple[Vector, Vector]:
+        fitted = IsotonicRegression(y_min=0.0, y_max=1.0, out_of_bounds="clip")
+        fitted.fit(question.probs, question.answers, sample_weight=question.weights)
+        return np.asarray(fitted.X_thresholds_, dtype=np.float64), np.asarray(fitted.y_thresholds_, dtype=np.float64)
 
 
 class JointIsotonicCalibration(IsotonicCalibration):
@@ -291,7 +289,6 @@ class JointIsotonicCalibration(IsotonicCalibration):
 
     label = "joint isotonic calibration"
     preserves_accuracy = True
-    needs_every_class = False
     few_samples = 200
 
     def _fit(self, data: FitData) -> Mapping[str, Learned]:
@@ -299,46 +296,18 @@ class JointIsotonicCalibration(IsotonicCalibration):
         answers = torch.zeros_like(probs).scatter_(1, data.labels.unsqueeze(1), 1.0)
         weights = data.weights.unsqueeze(1).expand_as(probs)
         question = Question(*(part.reshape(-1).numpy() for part in (probs, answers, weights)))
-        knots, values = stack_maps([isotonic_lines(question)])
+        knots, values = stack_maps([self._map(question)])
         return {"knots": knots[0], "values": values[0]}
 
 
-def recalibrate(question: Question, *, n_knots: int) -> tuple[Vector, Vector]:
-    r"""Fit the curve of Gupta et al.
+@dataclass(kw_only=True, eq=False, repr=False)
+class SplineCalibration(_TableCalibrator, formula=spline_log_probs):
+    r"""Maps the confidence by a curve whose slope a spline gives, and scales the other classes in proportion.
 
     With examples in ascending order of confidence and t their share of the total weight so far, a natural cubic spline is
     fitted to :math:`h(t) = \sum_{j: t_j \le t} w_j (a_j - c_j)`; its slope is the mean difference between correctness a and
-    confidence c at t, so that the new confidence is :math:`c + h'(t)`.
-
-    Returns:
-        Ascending confidences ``[L]`` and their new values ``[L]`` in ``[0, 1]``.
-    """
-    confidence, correct, weights = question
-    order = np.argsort(confidence, kind="stable")
-    share = weights[order] / weights.sum()
-    ordered = confidence[order]
-    # The middle of an example's own share, so that both ends are treated alike.
-    at = np.cumsum(share) - share / 2
-    gap = (correct[order] - ordered) * share
-    drift = np.cumsum(gap) - gap / 2
-    places = np.linspace(0, 1, n_knots)
-    basis = CubicSpline(places, np.eye(n_knots), bc_type="natural")
-    root = np.sqrt(share)[:, None]
-    heights = np.linalg.lstsq(basis(at) * root, drift * root[:, 0], rcond=None)[0]
-    spline = CubicSpline(places, heights, bc_type="natural")
-    picked = np.unique(np.linspace(0, len(ordered) - 1, _POINTS).round().astype(int))
-    knots = np.unique(ordered[picked])
-    # Examples of equal confidence stand for one point: the middle of their run.
-    first, last = (np.searchsorted(ordered, knots, side=side) for side in ("left", "right"))
-    middle = (at[first] + at[last - 1]) / 2
-    return knots, np.clip(knots + spline(middle, 1), 0.0, 1.0)
-
-
-@dataclass(kw_only=True, eq=False, repr=False)
-class SplineCalibration(_Table):
-    """Maps the confidence by a curve whose slope a spline gives, and scales the other classes in proportion.
-
-    Where the new confidence would hand the top to another class it is raised to a tie, so that predictions stay.
+    confidence c at t, so that the new confidence is :math:`c + h'(t)`. Where that would hand the top to another class it is
+    raised to a tie, so that predictions stay.
 
     Args:
         n_knots: Knots of the spline.
@@ -351,40 +320,42 @@ class SplineCalibration(_Table):
         Gupta et al., "Calibration of Neural Networks using Splines", ICLR 2021.
     """
 
-    n_knots: int = 6
+    n_knots: int = option(6, check_count, least=3)
 
     label = "spline calibration"
-    rules = {"n_knots": partial(check_count, least=3)}
-    learned = ("knots", "values")
-    formula = staticmethod(spline_log_probs)
     preserves_accuracy = True
-    needs_every_class = False
     few_samples = 300
 
     def _fit(self, data: FitData) -> Mapping[str, Learned]:
         question, _ = top_question(data)
-        knots, values = stack_maps([recalibrate(question, n_knots=self.n_knots)])
+        knots, values = stack_maps([self._map(question)])
         return {"knots": knots[0], "values": values[0]}
+
+    def _map(self, question: Question) -> tuple[Vector, Vector]:
+        ordered, correct, weights = question
+        share = weights / weights.sum()
+        # The middle of an example's own share, so that both ends are treated alike.
+        at = np.cumsum(share) - share / 2
+        gap = (correct - ordered) * share
+        drift = np.cumsum(gap) - gap / 2
+        places = np.linspace(0, 1, self.n_knots)
+        basis = CubicSpline(places, np.eye(self.n_knots), bc_type="natural")
+        root = np.sqrt(share)[:, None]
+        heights = np.linalg.lstsq(basis(at) * root, drift * root[:, 0], rcond=None)[0]
+        spline = CubicSpline(places, heights, bc_type="natural")
+        picked = np.unique(np.linspace(0, len(ordered) - 1, _POINTS).round().astype(int))
+        knots = np.unique(ordered[picked])
+        # Examples of equal confidence stand for one point: the middle of their run.
+        first, last = (np.searchsorted(ordered, knots, side=side) for side in ("left", "right"))
+        middle = (at[first] + at[last - 1]) / 2
+        return knots, np.clip(knots + spline(middle, 1), 0.0, 1.0)
 
 
 # Steps: histograms.
 
 
-class _StepsCalibrator(_Table):
-    learned = ("edges", "values")
-    formula: ClassVar[Callable[..., Tensor]] = staticmethod(steps_log_probs)
-
-    def _fit(self, data: FitData) -> Mapping[str, Learned]:
-        edges, values = stack_maps([self._steps(question) for question in questions(data)])
-        return {"edges": edges, "values": values}
-
-    @abstractmethod
-    def _steps(self, question: Question) -> tuple[Vector, Vector]:
-        """Inner edges ``[L]`` and values ``[L + 1]``."""
-
-
 @dataclass(kw_only=True, eq=False, repr=False)
-class HistogramBinning(_StepsCalibrator):
+class HistogramBinning(_TableCalibrator, formula=steps_log_probs):
     """Replaces every class's probability by the class's frequency in its bin, then normalises.
 
     A bin without examples keeps its middle. 1e-9 of the original probability is added, as frequencies of zero would make the
@@ -403,14 +374,13 @@ class HistogramBinning(_StepsCalibrator):
         ICML 2001.
     """
 
-    n_bins: int = 15
-    binning: Literal["width", "mass"] = "width"
+    n_bins: int = option(15, check_count)
+    binning: Literal["width", "mass"] = option("width", check_choice, choices=("width", "mass"))
 
     label = "histogram binning"
-    rules = {"n_bins": check_count, "binning": partial(check_choice, choices=("width", "mass"))}
     few_samples_per_class = 150
 
-    def _steps(self, question: Question) -> tuple[Vector, Vector]:
+    def _map(self, question: Question) -> tuple[Vector, Vector]:
         # A rounded score on an edge is in the bin below it, whichever way its probability was rounded.
         edges = just_above(np.arange(1, self.n_bins) / self.n_bins)
         if self.binning == "mass":
@@ -419,7 +389,7 @@ class HistogramBinning(_StepsCalibrator):
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class TopLabelBinning(_StepsCalibrator):
+class TopLabelBinning(_TableCalibrator, formula=top_label_log_probs):
     """Replaces the confidence by the accuracy in its bin, with bins of their own for every predicted class.
 
     Bins of a class hold ``points_per_bin`` examples or a few more; a class predicted less often than that is given the bins
@@ -437,31 +407,29 @@ class TopLabelBinning(_StepsCalibrator):
         Gupta and Ramdas, "Top-label calibration and multiclass-to-binary reductions", ICLR 2022.
     """
 
-    points_per_bin: int = 50
+    points_per_bin: int = option(50, check_count)
 
     label = "top-label binning"
-    rules = {"points_per_bin": check_count}
-    formula = staticmethod(top_label_log_probs)
     preserves_accuracy = True
     few_samples_per_class = 100
 
     def _fit(self, data: FitData) -> Mapping[str, Learned]:
         question, predicted = top_question(data)
-        found = [self._steps(question)] * data.num_classes
+        found = [self._map(question)] * data.num_classes
         for k in (torch.bincount(predicted) >= self.points_per_bin).nonzero().flatten().tolist():
             rows = (predicted == k).numpy()
-            found[k] = self._steps(Question(*(part[rows] for part in question)))
+            found[k] = self._map(Question(*(part[rows] for part in question)))
         edges, values = stack_maps(found)
         return {"edges": edges, "values": values}
 
-    def _steps(self, question: Question) -> tuple[Vector, Vector]:
+    def _map(self, question: Question) -> tuple[Vector, Vector]:
         n_bins = max(len(question.probs) // self.points_per_bin, 1)
         edges = equal_mass_edges(question.probs, question.weights, n_bins)
         return edges, bin_values(question, edges)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class BayesianBinning(_StepsCalibrator):
+class BayesianBinning(_TableCalibrator, formula=steps_log_probs):
     r"""Averages equal-mass histograms of many sizes, each weighted by how likely it makes the labels (BBQ), then normalises.
 
     The sizes run from N^(1/3) / ``span`` to ``span`` N^(1/3), and never over N / 5. With :math:`n_1` of the n examples of a bin
@@ -481,16 +449,14 @@ class BayesianBinning(_StepsCalibrator):
         Naeini, Cooper and Hauskrecht, "Obtaining Well Calibrated Probabilities Using Bayesian Binning", AAAI 2015.
     """
 
-    span: float = 10.0
+    span: float = option(10.0, check_positive)
 
     label = "Bayesian binning"
-    rules = {"span": check_positive}
     few_samples_per_class = 50
 
-    def _steps(self, question: Question) -> tuple[Vector, Vector]:
-        order = np.argsort(question.probs, kind="stable")
-        ordered, weights, n = question.probs[order], question.weights[order], len(order)
-        hits = weights * question.answers[order]
+    def _map(self, question: Question) -> tuple[Vector, Vector]:
+        ordered, answers, weights = question
+        n, hits = len(ordered), weights * answers
         sums = np.concatenate([np.zeros((1, 3)), np.cumsum(np.stack([weights, hits, hits * ordered], 1), 0)])
         least = max(1, math.floor(n ** (1 / 3) / self.span))
         most = max(least, min(math.ceil(n / 5), math.ceil(self.span * n ** (1 / 3))))
