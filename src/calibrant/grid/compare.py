@@ -241,5 +241,6 @@ def _load(given: str | Path, sets: Sequence[str]) -> list[Entry]:
         lookup(dict.fromkeys(sets), name, kind="data set of the grid")
     entries = load_entries(path, data=name or None)
     if any(entry.data == UNKNOWN for entry in entries):
-        raise ValueError(f"compare: `add` must say of which data set {path} is, got no name. Write `{sets[0]}={path}`.")
+        hint = f"Name it with `data`; of several write `NAME={path}`."
+        raise ValueError(f"compare: `add` must say of which data set {path} is, got no name. {hint}")
     return sorted(entries, key=catalogue_order)

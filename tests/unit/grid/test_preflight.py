@@ -167,6 +167,8 @@ def test_load_added_takes_the_data_that_is_named_and_leaves_the_grids_own_runs_o
     assert [(entry.data, entry.method) for entry in found] == [("mixture", "theirs"), ("mixture", "brier")]
     with pytest.raises(ValueError, match="`add` must say of which data set .*theirs.npz is"):
         add(theirs, grid=grid, runs=tmp_path)
+    with pytest.raises(ValueError, match="`add` must say of which data set .*theirs.npz is"):
+        load_added([theirs], finished=[], sets=[], tests={})
     with pytest.raises(ValueError, match="unknown data set of the grid 'mixtures'. Did you mean 'mixture'"):
         add("mixtures=theirs.npz", grid=grid, runs=tmp_path)
 
