@@ -47,11 +47,9 @@ def test_metric_order_of_samples_does_not_matter_even_with_ties(name):
 
 
 @pytest.mark.parametrize("name", METRICS)
-def test_metric_takes_numpy_lists_and_other_precisions(name):
+def test_metric_takes_other_precisions(name):
     probs, labels = examples(name, 200)
     exact = float(METRICS[name](probs, labels))
-    assert float(METRICS[name](probs.numpy(), labels.numpy())) == exact
-    assert float(METRICS[name](probs.tolist(), labels.tolist())) == exact
     single = float(METRICS[name](probs.float(), labels.int()))
     # Rounding to float32 may move a sample across a bin edge; one of 200 moves a binned number by less than 1/200.
     assert abs(single - exact) < 5e-3

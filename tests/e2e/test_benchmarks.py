@@ -1,6 +1,6 @@
 """The programs in ``benchmarks`` run at a tiny size on the CPU and say what they should."""
 
-import importlib
+import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -91,3 +91,13 @@ def test_choice_leaves_calibrated_models_alone_and_keeps_what_others_gain(progra
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["harmed"] <= 0.05 for line in found if "harmed" in line] == [True] * 4
     assert min(line["kept"] for line in found if "kept" in line) >= 0.9
+
+
+@pytest.mark.skipif(importlib.util.find_spec("psutil") is None, reason="psutil is not installed")
+@of("scale")
+def test_scale_reads_all_rows_and_says_how_fast(program, capsys, monkeypatch):
+    monkeypatch.setattr(program, "FILE_ROWS", 2000)
+    assert program.main(["--rows", "5000", "--classes", "3", "--no-ray"]) == 0
+    line = json.loads(capsys.readouterr().out)
+    assert (line["way"], line["rows"], line["difference"]) == ("one process", 5000, 0.0)
+    assert line["largest_process_mb"] > 50

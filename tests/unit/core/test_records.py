@@ -162,36 +162,6 @@ def test_examples_any_integer_labels_are_taken(kind: str) -> None:
     assert target.dtype == torch.int64
 
 
-class Foreign:
-    """An array of a library that numpy can read."""
-
-    def __init__(self, values: np.ndarray) -> None:
-        self.values = values
-
-    def __array__(self, dtype: object = None, copy: object = None) -> np.ndarray:
-        return self.values
-
-
-LAYOUTS = {
-    "transposed": lambda probs: np.asfortranarray(probs),
-    "strided": lambda probs: np.repeat(probs, 2, axis=0)[::2],
-    "reversed": lambda probs: probs[::-1].copy()[::-1],
-    "tensor": lambda probs: torch.from_numpy(probs).t().contiguous().t(),
-    "expanded": lambda probs: torch.from_numpy(probs).unsqueeze(1).expand(-1, 2, -1)[:, 0],
-    "frame": lambda probs: pytest.importorskip("pandas").DataFrame(probs),
-    "foreign": Foreign,
-    "list": lambda probs: probs.tolist(),
-}
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_examples_any_layout_and_array_gives_the_same_record(layout: str) -> None:
-    probs = np.array([[0.1, 0.9], [0.7, 0.3], [0.5, 0.5]])
-    record = as_predictions(LAYOUTS[layout](probs), [1, 1, 0], where="test")
-    assert record.probs.tolist() == probs.tolist()
-    assert record.probs.is_contiguous()
-
-
 def test_as_predictions_takes_a_record_with_other_weights_but_no_labels() -> None:
     record = Predictions(probs=PROBS, labels=LABELS)
     assert as_predictions(record, where="f") is record
