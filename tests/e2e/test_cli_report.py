@@ -167,7 +167,7 @@ def test_report_of_runs_tells_settings_of_one_method_apart_and_says_which_averag
         code, _, err = run(capsys, "train", *made, "--seed", seed, "--method", *words, "--out", out)
         assert code == 0, err
     # A run that is named twice, or lies in a folder that is named too, is one run.
-    code, text, err = run(capsys, "report", "--run", runs, *2 * ("--run", runs / "mean"), "--out", page)
+    code, text, err = run(capsys, "report", runs, *2 * ("--run", runs / "mean"), "--out", page)
     assert code == 0, err
     assert "2 methods compared in 2 runs" in text
     assert '<th scope="row">CE</th><td>raw, error</td><td>1</td>' in page.read_text()
@@ -193,8 +193,8 @@ def test_report_of_runs_tells_settings_of_one_method_apart_and_says_which_averag
         (("test.npz", "--method", "temprature", "--out", "r.html"), "Did you mean 'temperature'"),
         (("test.npz", "--class-names", "few.txt", "--out", "r.html"), "`class_names` must hold C = 4 names, got 2"),
         (("test.npz", "--run", "nothing", "--out", "r.html"), "nothing: must be a run folder"),
-        (("--out", "r.html"), "a file of predictions or `--run FOLDER` must be given"),
-        (("--fit", "val.npz", "--run", "x", "--out", "r.html"), "`--fit` must come with a file of test predictions"),
+        (("--out", "r.html"), "a file of test predictions must be given"),
+        (("--fit", "val.npz", "--run", "x", "--out", "r.html"), "a file of test predictions must be given"),
     ],
 )
 def test_report_bad_input_is_one_sentence_and_code_2(
@@ -215,10 +215,3 @@ def test_report_bad_input_is_one_sentence_and_code_2(
     assert message in err
     assert err.count("\n") == 1
     assert not (tmp_path / "r.html").exists()
-
-
-def test_report_of_a_folder_of_runs_says_with_which_option(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    code, _, err = run(capsys, "report", tmp_path, "--out", tmp_path / "report.html")
-    assert code == 2
-    said = f"the first argument must be a file or a finished run, got {tmp_path}. For its runs: `--run {tmp_path}`."
-    assert err == f"calibrant: report: {said}\n"

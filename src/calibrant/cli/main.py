@@ -295,10 +295,10 @@ def apply(
 
 
 @app.command(cls=Command, short_help="Write one HTML page of predictions, or of runs.")
-@runs("report:write_report")
+@runs("repair:write_report")
 def report(
     out: Annotated[Path, typer.Option(metavar="FILE.html", help="Where to write the page.")],
-    file: Annotated[Path | None, typer.Argument(metavar="TEST", help="Test predictions, or a run folder.")] = None,
+    file: Annotated[Path | None, typer.Argument(metavar="TEST", help="Test predictions, or a folder of runs.")] = None,
     fit: Annotated[Path | None, typer.Option(metavar="VAL", help="Held-out predictions to fit calibrators on.")] = None,
     runs: Annotated[
         list[Path] | None, typer.Option("--run", metavar="FOLDER", help="A run, or a folder of runs; may be repeated.")

@@ -284,7 +284,7 @@ def show_scores(measured: Measured, *, all_classes: bool, console: Console | Non
         show_heading(console, f"By {positive.probability}", "how often it happens, and what each bin adds to the error")
     console.print(bins_table(positive.bins if positive else scores.bins, width=console.width, positive=bool(positive)))
     worst = 0 if positive else _WORST_CLASSES
-    _show_parts(console, scores, scores.num_classes if all_classes else worst)
+    show_parts(console, scores, scores.num_classes if all_classes else worst)
     console.print()
 
 
@@ -321,10 +321,10 @@ def show_side_by_side(
         show_heading(console, f"{name} minus {next(iter(found))}", "on the same examples, paired bootstrap")
         console.print(paired_table(test, width=console.width))
     for name, scores in found.items():
-        _show_parts(console, scores, scores.num_classes if all_classes else 0, of=f"{name}: ")
+        show_parts(console, scores, scores.num_classes if all_classes else 0, of=f"{name}: ")
 
 
-def _show_parts(console: Console, scores: Scores, classes: int, *, of: str = "") -> None:
+def show_parts(console: Console, scores: Scores, classes: int, *, of: str = "") -> None:
     """Print so many classes, the worst first, and the groups."""
     if shown := scores.classes[:classes]:
         title = "Classes" if len(shown) == scores.num_classes else "Worst classes"
