@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from calibrant import Predictions
-from calibrant.cli import demo
 from calibrant.cli import measure as command
+from calibrant.cli import train as demo
 from calibrant.data.synthetic import synthetic_predictions
 from calibrant.metrics.table import METRICS
 from helpers import golden

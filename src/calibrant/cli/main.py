@@ -416,7 +416,7 @@ def reproduce(
 
 
 @app.command(cls=Command, short_help="See it work: four ways to train, compared, in a minute.")
-@runs("demo:run_demo")
+@runs("train:run_demo")
 def demo(
     only_measure: Annotated[
         bool, typer.Option("--measure", help="Train nothing; measure a classifier of known true error.")
