@@ -143,13 +143,18 @@ def show_table(table: Table, *, console: Console) -> None:
     drop = [place for word in _DROP for place, name in enumerate(names) if name.removesuffix(" %") == word]
     # Bold is nothing but a word where the terminal, or a file, has none.
     best = _BEST if console.color_system is None else ""
+    missing: set[str] = set()
     for section in table.sections:
         rows: list[Row] = [_row(table, row, best=best) for row in section.rows]
+        fitted = fit_table(names, rows, width=console.width, drop=drop)
         show_heading(console, section.title, "")
-        console.print(fit_table(names, rows, width=console.width, drop=drop))
+        console.print(fitted)
+        missing |= {*names} - {str(column.header) for column in fitted.columns}
     console.print()
     if signs := _signs(table, best=best):
         console.print(Text(signs, "dim"))
+    if dropped := [name.removesuffix(" %") for name in names if name in missing]:
+        console.print(Text(f"not shown for want of room, but in {table.name}.md: {', '.join(dropped)}", "dim"))
 
 
 def _signs(table: Table, *, best: str) -> str:
