@@ -16,7 +16,7 @@ from torch import Tensor
 
 from calibrant.calibrators.base import refuse_test_split
 from calibrant.core.checks import ArrayLike, FitError, check_choice, check_positive, check_share, to_tensor
-from calibrant.core.records import Predictions, Promise, as_predictions
+from calibrant.core.records import Predictions, Promise, as_record
 
 __all__ = ["PredictionSets", "Promise", "SelectiveClassifier", "cheapest_action", "cost_threshold", "promise_table"]
 
@@ -341,13 +341,6 @@ def cheapest_action(probs: ArrayLike | Predictions, costs: ArrayLike) -> Tensor 
     if table.ndim != 2 or len(table) != record.num_classes or not bool(table.isfinite().all()):
         raise ValueError(f"{where}: `costs` must be finite [C, A] with C = {record.num_classes}, got {list(table.shape)}.")
     return like((record.probs.double() @ table).argmin(1), probs)
-
-
-def as_record(probs: ArrayLike | Predictions, labels: ArrayLike | None, *, where: str) -> Predictions:
-    """Return checked examples; one column is the probability of class 1."""
-    if np.ndim(probs) == 1:  # type: ignore[arg-type]
-        return Predictions.from_binary(probs=probs, labels=labels)  # type: ignore[arg-type]
-    return as_predictions(probs, labels, where=where)
 
 
 def without_labels(probs: ArrayLike | Predictions, *, where: str) -> Predictions:

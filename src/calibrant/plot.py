@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from calibrant.core.binning import equal_width_bins, equal_width_edges, means_of_sums, summarize, top_label
 from calibrant.core.checks import ArrayLike
-from calibrant.core.records import Predictions, Scores, as_predictions
+from calibrant.core.records import Predictions, Scores, as_record
+from calibrant.metrics.conventions import class_column
 from calibrant.metrics.measure import class_scores
 from calibrant.metrics.verdict import PALETTE, draw_diagram, known_share, table_rows, verdict, write_estimate
 from calibrant.report.figures import ReliabilityPanel, panel_of_bins
@@ -34,8 +35,10 @@ _WORST = 4
 def reliability(probs: Said, labels: ArrayLike | None = None, *, n_bins: int = 15, ax: Axes | None = None) -> Axes:
     """Draw a reliability diagram: the accuracy of every bin of confidence, its 95 % interval, and the gap to the confidence.
 
+    In a binary problem it is about the probability of the positive class, and how often that occurs.
+
     Args:
-        probs: Probabilities ``[N, C]``, a `Predictions`, or `Scores` (then over the bins that these have).
+        probs: Probabilities ``[N, C]``, of the positive class ``[N]``, a `Predictions`, or `Scores` (then over their bins).
         labels: Class indices ``[N]``; only with an array of probabilities.
         n_bins: Number of equal-width bins.
         ax: Where to draw; a new figure by default.
@@ -43,11 +46,13 @@ def reliability(probs: Said, labels: ArrayLike | None = None, *, n_bins: int = 1
     Example:
         >>> ax = reliability([[0.9, 0.1], [0.2, 0.8]], [0, 0])
         >>> ax.get_title()
-        'ECE 45.00%, error 50.00%'
+        'binary ECE 45.00%'
     """
     panel, ax = _panel(probs, labels, n_bins=n_bins, where="plot.reliability"), _axes(ax)
-    draw_diagram(ax, panel.bins, panel.intervals)
+    draw_diagram(ax, panel.bins, panel.intervals, positive=bool(panel.label))
     title = f"ECE {100 * panel.ece:.2f}%, error {100 * panel.error:.2f}%"
+    if panel.label:
+        return _finish(ax, xlabel=panel.label, ylabel="observed", title=f"binary ECE {100 * panel.ece:.2f}%")
     return _finish(ax, xlabel="confidence", ylabel="accuracy", title=title)
 
 
@@ -57,7 +62,7 @@ def confidence_histogram(probs: Said, labels: ArrayLike | None = None, *, n_bins
     Where the line of the mean confidence is to the right of that of the accuracy, the model is over-confident on the whole.
     Arguments as in `reliability`.
     """
-    bins, ax = _panel(probs, labels, n_bins=n_bins, where="plot.confidence_histogram").bins, _axes(ax)
+    bins, ax = _panel(probs, labels, n_bins=n_bins, where="plot.confidence_histogram", binary=False).bins, _axes(ax)
     left, width = bins.edges[:-1].numpy(), bins.edges.diff().numpy()
     right = (bins.count * bins.accuracy).numpy()
     look: dict[str, Any] = {"align": "edge", "edgecolor": "white", "linewidth": 0.4}
@@ -87,7 +92,7 @@ def per_class(
         n_bins: Number of equal-width bins.
         ax: Where to draw; a new figure by default.
     """
-    given = as_predictions(probs, labels, where="plot.per_class")
+    given = as_record(probs, labels, where="plot.per_class")
     summary = summarize(given, n_bins=n_bins, keep=None)
     shown = [entry.index for entry in class_scores(summary)][:_WORST] if classes is None else classes
     names, edges = given.class_names or range(given.num_classes), equal_width_edges(n_bins)
@@ -98,7 +103,7 @@ def per_class(
 def compare(models: Mapping[str, Said], labels: ArrayLike | None = None, *, n_bins: int = 15, ax: Axes | None = None) -> Axes:
     """Draw the accuracy of several models against their confidence, a line each, with their ECE in the legend.
 
-    Points of few examples are small.
+    Points of few examples are small. In a binary problem it is about the probability of the positive class, as `reliability`.
 
     Args:
         models: Name → probabilities ``[N, C]``, `Predictions` or `Scores`.
@@ -107,10 +112,10 @@ def compare(models: Mapping[str, Said], labels: ArrayLike | None = None, *, n_bi
         ax: Where to draw; a new figure by default.
     """
     own = {name: None if isinstance(said, Predictions | Scores) else labels for name, said in models.items()}
-    panels = [
-        _panel(said, own[name], n_bins=n_bins, where="plot.compare")._replace(label=name) for name, said in models.items()
-    ]
-    return _draw_curves(panels, ax, xlabel="confidence", ylabel="accuracy")
+    panels = [_panel(said, own[name], n_bins=n_bins, where="plot.compare") for name, said in models.items()]
+    probability = next((panel.label for panel in panels), "")
+    names = {"xlabel": probability or "confidence", "ylabel": "observed" if probability else "accuracy"}
+    return _draw_curves([panel._replace(label=name) for name, panel in zip(models, panels, strict=True)], ax, **names)
 
 
 def before_after(
@@ -147,15 +152,22 @@ def _axes(ax: Axes | None) -> Axes:
     return plt.subplots(figsize=(4.8, 4.8), layout="constrained")[1]
 
 
-def _panel(said: Said, labels: ArrayLike | None, *, n_bins: int, where: str) -> ReliabilityPanel:
+def _panel(said: Said, labels: ArrayLike | None, *, n_bins: int, where: str, binary: bool = True) -> ReliabilityPanel:
+    """Bins of confidence; of a ``binary`` problem those of the probability of the positive class, which is the label then."""
+    positive, name = None, ""
     if isinstance(said, Scores):
-        bins, weighted = said.bins, said.weight is not None
+        bins, weighted, positive = said.bins, said.weight is not None, said.positive
         if not len(bins.count):
             raise ValueError(f"{where}: `probs` must be scores with their bins, got scores without, as JSON keeps them.")
+        if binary and positive is not None:
+            bins, name = positive.bins, positive.probability
     else:
-        given = as_predictions(said, labels, where=where)
-        bins, weighted = equal_width_bins(top_label(given, where=where), n_bins=n_bins), given.weights is not None
-    return panel_of_bins(bins, weighted=weighted)
+        given = as_record(said, labels, where=where)
+        top, weighted = top_label(given, where=where), given.weights is not None
+        if binary and given.num_classes == 2:
+            top, name = class_column(given, 1), f"P({given.class_names[1] if given.class_names else 'positive'})"
+        bins = equal_width_bins(top, n_bins=n_bins)
+    return panel_of_bins(bins, weighted=weighted, label=name)
 
 
 def _draw_curves(panels: Sequence[ReliabilityPanel], ax: Axes | None, **names: str) -> Axes:

@@ -112,6 +112,7 @@ BINARY = {
     "from_binary": lambda p, labels: Predictions.from_binary(probs=p, labels=labels).probs,
     "SelectiveClassifier": lambda p, labels: SelectiveClassifier(max_error=0.9).fit(p, labels).predict(p),
     "cheapest_action": lambda p, labels: cheapest_action(p, [[0, 1], [5, 0]]),
+    "plot.reliability": lambda p, labels: drawn(plot.reliability(p, labels)),
 }
 
 

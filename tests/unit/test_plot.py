@@ -71,10 +71,24 @@ def test_per_class_shows_the_worst_or_those_asked_for() -> None:
     assert [name.split(" ")[0] for name in names(plot.per_class(TEST))] == worst
 
 
+def test_diagrams_of_a_binary_problem_are_about_the_positive_class() -> None:
+    p, happened = np.array([0.1, 0.9, 0.9, 0.9]), [0, 1, 1, 0]
+    record = Predictions.from_binary(probs=p, labels=happened, class_names=["no", "rain"])
+    for said, name in (((p, happened), "P(positive)"), ((record,), "P(rain)"), ((measure(record),), "P(rain)")):
+        ax = plot.reliability(*said)
+        bars = {box.get_label(): [bar.get_height() for bar in box] for box in ax.containers}
+        assert (ax.get_xlabel(), ax.get_title()) == (name, "binary ECE 20.00%")
+        np.testing.assert_allclose(bars["observed"], [2 / 3, 0])
+        np.testing.assert_allclose(bars["predicted too often"], [0.9 - 2 / 3, 0.1])
+    assert plot.compare({"a": p}, happened).get_xlabel() == "P(positive)"
+    assert plot.confidence_histogram(p, happened).get_xlabel() == "confidence"
+    assert names(plot.per_class(p, happened, classes=[1])) == ["1 (ECE 20.00%)"]
+
+
 def test_compare_draws_a_line_for_each_model_and_before_after_is_two_of_them() -> None:
     calibrated = Predictions(probs=[[0.75, 0.25]] * 4, labels=[0, 0, 0, 1])
     ax = plot.compare({"ours": [[0.95, 0.05]] * 4, "theirs": calibrated}, [0, 0, 0, 1])
-    np.testing.assert_allclose(curves(ax), [[(0.95, 0.75)], [(0.75, 0.75)]])
+    np.testing.assert_allclose(curves(ax), [[(0.05, 0.25)], [(0.25, 0.25)]])
     assert names(ax) == ["ours (ECE 20.00%)", "theirs (ECE 0.00%)"]
     # Points of few examples are small: 4 of 7.84.
     assert ax.collections[0].get_sizes().tolist() == pytest.approx([36 * 4 / (4 + 1.96**2)], rel=1e-3)

@@ -355,6 +355,13 @@ def as_predictions(
     return Predictions(probs=probs, labels=labels, weights=weights, ignore_index=ignore_index, where=where)
 
 
+def as_record(probs: ArrayLike | Predictions | None, labels: ArrayLike | None = None, *, where: str) -> Predictions:
+    """`as_predictions`, where one probability for each example is that of the positive class of a binary problem."""
+    if labels is not None and not isinstance(probs, Predictions) and np.ndim(probs) == 1:  # type: ignore[arg-type]
+        return Predictions.from_binary(probs=probs, labels=labels)
+    return as_predictions(probs, labels, where=where)
+
+
 def check_examples(
     given: ArrayLike | None,
     labels: ArrayLike,

@@ -24,7 +24,7 @@ from calibrant.core.records import (
     PositiveClass,
     Predictions,
     Scores,
-    as_predictions,
+    as_record,
     one_of,
 )
 from calibrant.core.registry import lookup
@@ -100,9 +100,7 @@ def measure(
             raise ValueError("measure: `probs` or `logits` must be given with `labels`, in place of `predictions`.")
         make = Predictions.from_binary if np.ndim(one_of(probs=probs, logits=logits, where="measure")[0]) == 1 else Predictions
         predictions, labels = make(probs=probs, logits=logits, labels=labels), None
-    elif labels is not None and not isinstance(predictions, Predictions) and np.ndim(predictions) == 1:  # type: ignore[arg-type]
-        predictions, labels = Predictions.from_binary(probs=predictions, labels=labels), None
-    predictions = as_predictions(predictions, labels, where="measure")
+    predictions = as_record(predictions, labels, where="measure")
     check_draws(n_bins, n_resamples, seed, where="measure")
     where = file or "the predictions"
     by = Slices(column_names(slice_by, [*predictions.columns], where=where), predictions.columns, where=where)

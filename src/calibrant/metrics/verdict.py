@@ -229,7 +229,11 @@ def draw_reliability(bins: Bins, *, title: str, ax: Axes | None = None) -> tuple
     return ax.get_figure(), ax
 
 
-def draw_diagram(ax: Axes, bins: Bins, intervals: Tensor | None = None) -> None:
+_CONFIDENCE = ("accuracy", "gap: over-confident", "gap: under-confident")
+_POSITIVE = ("observed", "predicted too often", "predicted too rarely")
+
+
+def draw_diagram(ax: Axes, bins: Bins, intervals: Tensor | None = None, *, positive: bool = False) -> None:
     """Draw a bar of each filled bin's accuracy and, from its top to the mean confidence, a bar of the gap; and the diagonal.
 
     A point of the diagonal at the mean confidence is where the accuracy of a calibrated model would be. The gap is positive,
@@ -240,6 +244,7 @@ def draw_diagram(ax: Axes, bins: Bins, intervals: Tensor | None = None) -> None:
         ax: Axes to draw in.
         bins: Equal-width bins.
         intervals: Intervals of their accuracies; see `intervals_of`.
+        positive: Whether the bins are of the probability of a positive class.
     """
     # The legend shows the first bar, which is to be the clearest.
     at = (-bins.count).argsort(stable=True)
@@ -247,11 +252,12 @@ def draw_diagram(ax: Axes, bins: Bins, intervals: Tensor | None = None) -> None:
     left, width, accuracy, gap = (part[at].numpy() for part in (bins.edges[:-1], bins.edges.diff(), bins.accuracy, bins.gap))
     known, few = known_share(bins.count[at]), len(bins.count) <= _FEW_BINS
     # Hatching tells the gaps apart in grey.
-    for name, color, hatch, shown, height, bottom in (
-        ("accuracy", "sky", None, accuracy >= 0, accuracy, 0 * accuracy),
-        ("gap: over-confident", "vermillion", "////", gap > 0, gap, accuracy),
-        ("gap: under-confident", "green", "....", gap < 0, gap, accuracy),
-    ):
+    bars = (
+        ("sky", None, accuracy >= 0, accuracy, 0 * accuracy),
+        ("vermillion", "////", gap > 0, gap, accuracy),
+        ("green", "....", gap < 0, gap, accuracy),
+    )
+    for name, (color, hatch, shown, height, bottom) in zip(_POSITIVE if positive else _CONFIDENCE, bars, strict=True):
         if shown.any():
             edge, fill = known[shown], 1 if hatch is None else 0.25 if few else 0.6
             colors = {"color": _tint(color, fill * edge), "edgecolor": "white" if hatch is None else _tint(color, edge)}
