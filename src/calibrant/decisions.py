@@ -20,7 +20,6 @@ from calibrant.core.records import Predictions, Promise, as_record
 
 __all__ = ["PredictionSets", "Promise", "SelectiveClassifier", "cheapest_action", "cost_threshold", "promise_table"]
 
-ABSTAINED = -1
 # Share of the examples that the highest threshold answers. Of fewer, one wrong answer would end the search.
 _FIRST_SHARE = 0.05
 _USUAL_LIMITS = (0.2, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001)
@@ -104,7 +103,7 @@ class SelectiveClassifier(BaseEstimator):  # type: ignore[misc]
         """Return the most probable class ``[N]``, or -1 where it abstains; a tensor for a tensor, else a numpy array."""
         check_is_fitted(self)
         record = without_labels(probs, where="SelectiveClassifier.predict")
-        chosen = record.predicted.where(record.confidence > self.threshold_, ABSTAINED)
+        chosen = record.predicted.where(record.confidence > self.threshold_, -1)
         return like(chosen, probs)
 
     def _limit_share_of_answers(self, confidence: Tensor, wrong: Tensor, where: str) -> float:
@@ -113,10 +112,7 @@ class SelectiveClassifier(BaseEstimator):  # type: ignore[misc]
         size = len(confidence)
         least = math.ceil(math.log(self.delta) / math.log1p(-self.max_error))
         if size < least:
-            raise FitError(
-                f"{where}: `labels` must hold at least {least:,} examples for an error of at most {self.max_error:.3g} with "
-                f"delta {self.delta:.3g}, got {size:,}. Fewer prove nothing, even if no answer is wrong."
-            )
+            raise FitError(f"{where}: `labels` must hold at least {least:,} examples for this `max_error`, got {size:,}.")
         shuffled = torch.randperm(size, generator=torch.Generator().manual_seed(0))
         order = shuffled[confidence[shuffled].argsort(descending=True, stable=True)]
         ranked, mistakes = confidence[order], wrong[order].cumsum(0).numpy()
@@ -128,10 +124,7 @@ class SelectiveClassifier(BaseEstimator):  # type: ignore[misc]
         # Examples of equal confidence are answered together, or not at all.
         passed = passed[ranked.numpy()[passed - 1] > ranked.numpy()[passed]]
         if not len(passed):
-            raise FitError(
-                f"{where}: `max_error` must be larger for these predictions, got {self.max_error:.3g}: at no threshold is the "
-                "error certain to be below it. Give more examples, or a better model."
-            )
+            raise FitError(f"{where}: `max_error` must be larger, got {self.max_error:.3g}: no threshold is sure to keep it.")
         return float(ranked[passed[-1]])
 
     def _limit_share_of_all(self, confidence: Tensor, wrong: Tensor, where: str) -> float:

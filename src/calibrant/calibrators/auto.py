@@ -28,6 +28,8 @@ from calibrant.calibrators.base import (
     FitData,
     Identity,
     Learned,
+    Positions,
+    Vector,
     check_same_classes,
     option,
 )
@@ -37,10 +39,8 @@ from calibrant.core.registry import lookup
 from calibrant.metrics.measure import measure
 from calibrant.metrics.paired import paired_test
 
-Matrix: TypeAlias = "np.ndarray[tuple[int, int], np.dtype[np.float64]]"
-Rows: TypeAlias = "npt.NDArray[np.int_]"
 Folds: TypeAlias = "int | str | BaseCrossValidator | Iterable[tuple[npt.ArrayLike, npt.ArrayLike]]"
-# Called before each fit, with the name of the method, how many fits are done and how many there will be.
+# Called before each fit, with the name of the method, which part of the examples is held out and how many parts there are.
 Progress = Callable[[str, int, int], None]
 
 # Of the gain of the best method, a simpler one must keep this share to be taken instead.
@@ -85,28 +85,18 @@ class Ranked(NamedTuple):
     note: str = ""
 
 
-class Gains(NamedTuple):
-    """What a method gains on doing nothing, example by example ``[N]``; NaN where it was not tried.
+def gains_of(log_probs: Tensor, idle: Tensor, labels: Tensor, score: Callable[[Tensor], Tensor]) -> Tensor:
+    """What log-probabilities ``[N, C]`` gain on those of doing nothing, by a score as in `SCORES`; ``[3, N]``.
 
-    Attributes:
-        found: The gain for the label.
-        expected: What it would be on average if the label came from the probabilities as they are; never above zero.
-        variance: The variance it would have then.
+    The gain for the label; what it would be on average if the label came from the probabilities as they are, which is never
+    above zero; and the variance it would have then.
     """
-
-    found: Tensor
-    expected: Tensor
-    variance: Tensor
-
-    @classmethod
-    def of(cls, log_probs: Tensor, idle: Tensor, labels: Tensor, score: Callable[[Tensor], Tensor]) -> Gains:
-        """Compare log-probabilities ``[N, C]`` with those of doing nothing, by a score as in `SCORES`."""
-        probs = idle.exp()
-        # A class that has no chance adds nothing.
-        gains = torch.where(probs > 0, score(idle) - score(log_probs), 0.0)
-        expected = (probs * gains).sum(1)
-        variance = (probs * (gains - expected.unsqueeze(1)) ** 2).sum(1)
-        return cls(gains.gather(1, labels.unsqueeze(1)).squeeze(1), expected, variance)
+    probs = idle.exp()
+    # A class that has no chance adds nothing.
+    gains = torch.where(probs > 0, score(idle) - score(log_probs), 0.0)
+    expected = (probs * gains).sum(1)
+    variance = (probs * (gains - expected.unsqueeze(1)) ** 2).sum(1)
+    return torch.stack([gains.gather(1, labels.unsqueeze(1)).squeeze(1), expected, variance])
 
 
 def mean_and_error(values: Tensor, weights: Tensor) -> tuple[float, float]:
@@ -119,12 +109,12 @@ def mean_and_error(values: Tensor, weights: Tensor) -> tuple[float, float]:
     return float(mean), float(error)
 
 
-def rank(gains: Mapping[str, Gains], weights: Tensor, best: str, idle: float) -> dict[str, Ranked]:
+def rank(gains: Mapping[str, Tensor], weights: Tensor, best: str, idle: float) -> dict[str, Ranked]:
     """Rank methods by their gains; ``best`` was tried on every example, and doing nothing has the mean score ``idle``."""
-    most, _ = mean_and_error(gains[best].found, weights)
+    most, _ = mean_and_error(gains[best][0], weights)
     ranked = {}
     for name, (found, expected, variance) in gains.items():
-        gain = most - mean_and_error(gains[best].found - found, weights)[0]
+        gain = most - mean_and_error(gains[best][0] - found, weights)[0]
         half = _NORMAL.inv_cdf(0.975) * mean_and_error(found, weights)[1]
         known = ~found.isnan()
         excess = float(weights[known] @ (found - expected)[known])
@@ -135,7 +125,7 @@ def rank(gains: Mapping[str, Gains], weights: Tensor, best: str, idle: float) ->
     return ranked
 
 
-def choose(ranked: Mapping[str, Ranked], gains: Mapping[str, Gains], weights: Tensor) -> str:
+def choose(ranked: Mapping[str, Ranked], gains: Mapping[str, Tensor], weights: Tensor) -> str:
     """Return the name of the method to take; names are in order, "none" and then the simplest first.
 
     Only what is clearly better than doing nothing can be chosen: with a p-value of at most 5 %, which knows how many methods
@@ -149,7 +139,7 @@ def choose(ranked: Mapping[str, Ranked], gains: Mapping[str, Gains], weights: Te
     best = max(clear, key=lambda name: ranked[name].gain)
 
     def is_enough(name: str) -> bool:
-        lost, error = mean_and_error(gains[best].found - gains[name].found, weights)
+        lost, error = mean_and_error(gains[best][0] - gains[name][0], weights)
         beaten = any(ranked[simpler].gain > ranked[name].gain for simpler in clear[: clear.index(name)])
         return name == best or (not beaten and lost <= min((1 - _KEPT_GAIN) * ranked[best].gain, error))
 
@@ -230,7 +220,7 @@ class AutoCalibrator(Calibrator):
     _progress: Progress | None = field(default=None, init=False)
 
     def on_progress(self, progress: Progress) -> AutoCalibrator:
-        """Have ``progress(name, done, total)`` called before each fit; return this calibrator."""
+        """Have ``progress(name, part, n_folds)`` called before each fit; return this calibrator."""
         self._progress = progress
         return self
 
@@ -251,7 +241,7 @@ class AutoCalibrator(Calibrator):
         idle = data.logits.double().log_softmax(1)
         gains, given_up = self._race(data, idle, failures)
         alive = [name for name in gains if name not in given_up]
-        best = max(alive, key=lambda name: mean_and_error(gains[name].found, data.weights)[0])
+        best = max(alive, key=lambda name: mean_and_error(gains[name][0], data.weights)[0])
         scores = SCORES[self.scoring][1](idle).gather(1, data.labels.unsqueeze(1)).squeeze(1)
         ranked = rank(gains, data.weights, best, mean_and_error(scores, data.weights)[0])
         chosen = choose({name: ranked[name] for name in alive}, gains, data.weights)
@@ -265,24 +255,21 @@ class AutoCalibrator(Calibrator):
         self.best_.floor_ = self.floor_
         return {}
 
-    def _race(self, data: FitData, idle: Tensor, failures: dict[str, str]) -> tuple[dict[str, Gains], dict[str, str]]:
+    def _race(self, data: FitData, idle: Tensor, failures: dict[str, str]) -> tuple[dict[str, Tensor], dict[str, str]]:
         """Measure gains by fits that have not seen the example, fold by fold; give up what is clearly worse than the best.
 
         Returns gains over the log-probabilities ``idle``, and a note for the methods given up; adds to ``failures``.
         """
         _, score = SCORES[self.scoring]
-        gains = {"none": Gains(*torch.zeros(3, len(data), dtype=torch.float64))}
-        gains |= {name: Gains(*torch.full((3, len(data)), torch.nan, dtype=torch.float64)) for name in self.candidates_}
+        # Gains are not a number where a method was not tried.
+        gains = {"none": torch.zeros(3, len(data), dtype=torch.float64)}
+        gains |= {name: torch.full_like(gains["none"], torch.nan) for name in self.candidates_}
         given_up: dict[str, str] = {}
-        done = 0
         for part, (kept, rows) in enumerate(data.folds(self.n_folds, seed=self.seed), 1):
             seen, unseen = data.subset(kept), data.subset(rows)
-            alive = [name for name in self.candidates_ if name not in given_up]
-            total = done + len(alive) * (self.n_folds - part + 1)
-            for name in alive:
+            for name in [name for name in self.candidates_ if name not in given_up]:
                 if self._progress:
-                    self._progress(name, done, total)
-                done += 1
+                    self._progress(name, part, self.n_folds)
                 try:
                     with warnings.catch_warnings():
                         # What was left out in a fold is no news, but a temperature at its bound is not to be used.
@@ -292,17 +279,14 @@ class AutoCalibrator(Calibrator):
                             self.candidates_[name] = self.candidates_[name].settle(seen)
                         fitted: Calibrator = clone(self.candidates_[name])
                         fitted.learn(seen)
-                    found = Gains.of(fitted.log_probs(unseen.logits), idle[rows], unseen.labels, score)
+                    gains[name][:, rows] = gains_of(fitted.log_probs(unseen.logits), idle[rows], unseen.labels, score)
                 except (FitError, CalibrationWarning) as failure:
                     failures[name] = str(failure)
                     del self.candidates_[name], gains[name]
-                    continue
-                for column, values in zip(gains[name], found, strict=True):
-                    column[rows] = values
             alive = ["none", *(name for name in self.candidates_ if name not in given_up)]
-            best = max(alive, key=lambda name: mean_and_error(gains[name].found, data.weights)[0])
+            best = max(alive, key=lambda name: mean_and_error(gains[name][0], data.weights)[0])
             for name in alive[1:]:
-                lost, error = mean_and_error(gains[best].found - gains[name].found, data.weights)
+                lost, error = mean_and_error(gains[best][0] - gains[name][0], data.weights)
                 if lost > _GIVEN_UP * error and part < self.n_folds:
                     given_up[name] = f"given up after {part} of {self.n_folds} parts"
         return gains, given_up
@@ -518,28 +502,27 @@ class CalibratedModel(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # ty
         weights = None if sample_weight is None else _safe_indexing(sample_weight, held_out)
         labels = encoder.transform(_safe_indexing(y, held_out))
         # Zeros beside nothing nearly as small are counts, as of a forest's votes: such a label may well come.
-        zeros, floor = np.isneginf(logits), 1 / logits.size
-        counted = zeros.any() and np.exp(logits[~zeros].min()) >= floor
-        fresh = clone(calibrator_of(self.method))
-        self.calibrator_ = fresh.fit(logits, labels, weights=weights, floor=floor if counted else None)
+        zeros = np.isneginf(logits)
+        floor = 1 / logits.size if zeros.any() and np.exp(logits[~zeros].min()) >= 1 / logits.size else None
+        self.calibrator_ = clone(calibrator_of(self.method)).fit(logits, labels, weights=weights, floor=floor)
         return self
 
-    def _fitted(self, X: npt.ArrayLike, y: npt.ArrayLike, sample_weight: npt.ArrayLike | None, rows: Rows) -> BaseEstimator:
+    def _fitted(
+        self, X: npt.ArrayLike, y: npt.ArrayLike, sample_weight: npt.ArrayLike | None, rows: Positions
+    ) -> BaseEstimator:
         known = sample_weight is not None and has_fit_parameter(self.estimator, "sample_weight")
         weights = {"sample_weight": _safe_indexing(sample_weight, rows)} if known else {}
         return clone(self.estimator).fit(_safe_indexing(X, rows), _safe_indexing(y, rows), **weights)
 
-    def predict_proba(self, X: npt.ArrayLike) -> Matrix:
+    def predict_proba(self, X: npt.ArrayLike) -> Vector:
         """Return calibrated probabilities ``[N, C]``, classes in the order of ``classes_``."""
         check_is_fitted(self)
-        probs: Matrix = self.calibrator_.predict_proba(log_probs_of(self.estimator_, X))
-        return probs
+        return np.asarray(self.calibrator_.predict_proba(log_probs_of(self.estimator_, X)))
 
     def predict(self, X: npt.ArrayLike) -> npt.NDArray[np.generic]:
         """Return the label ``[N]`` of most calibrated probability."""
         probs = self.predict_proba(X)
-        found: npt.NDArray[np.generic] = self.classes_[probs.argmax(1)]
-        return found
+        return np.asarray(self.classes_[probs.argmax(1)])
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
@@ -547,15 +530,12 @@ class CalibratedModel(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # ty
         return tags
 
 
-def log_probs_of(model: BaseEstimator, X: npt.ArrayLike) -> Matrix:
+def log_probs_of(model: BaseEstimator, X: npt.ArrayLike) -> Vector:
     """Return log-probabilities ``[N, C]`` of a fitted classifier; of a decision function, its log-softmax."""
     if hasattr(model, "predict_proba"):
         with np.errstate(divide="ignore"):
             scores = np.log(np.asarray(model.predict_proba(X), dtype=np.float64))
-    elif hasattr(model, "decision_function"):
-        scores = np.asarray(model.decision_function(X), dtype=np.float64)
     else:
-        got = type(model).__name__
-        raise ValueError(f"CalibratedModel: `estimator` must have `predict_proba` or `decision_function`, got {got}.")
-    found: Matrix = log_softmax(scores if scores.ndim == 2 else np.stack([np.zeros_like(scores), scores], 1), axis=1)
-    return found
+        scores = np.asarray(model.decision_function(X), dtype=np.float64)
+    scores = scores if scores.ndim == 2 else np.stack([np.zeros_like(scores), scores], 1)
+    return np.asarray(log_softmax(scores, axis=1))

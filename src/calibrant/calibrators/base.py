@@ -29,6 +29,7 @@ Learned: TypeAlias = "float | Tensor"
 # Logits of the fit data beyond which a fit takes more than one thread.
 _MOST_FOR_ONE_THREAD = 500_000
 Vector: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.float64]]"
+Positions: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.int64]]"
 # A logit of -inf is probability zero. Where a finite number is needed it counts as the logarithm of float32's smallest
 # probability, 2^-149, below the top class, or as the smallest finite logit of its row if that is lower still.
 _LOG_SMALLEST = -103.2789
@@ -109,7 +110,7 @@ class FitData:
 
     def chunks(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Logits in float64, labels and weights, as many rows at a time as stay in the cache."""
-        rows = chunk_rows(self.logits.numel() // len(self))
+        rows = max(CHUNK_ENTRIES * len(self) // self.logits.numel(), 1)
         parts = (self.logits.split(rows, -2), self.labels.split(rows), self.weights.split(rows))
         for logits, labels, weights in zip(*parts, strict=True):
             yield logits.double(), labels, weights
@@ -233,8 +234,8 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
         wrong = data.impossible()
         if floor is None and wrong and not isinstance(self, Identity):
             floor = 1 / (len(data) * data.num_classes)
-            raised = f"Probabilities below {floor:.3g} are raised to it; `floor` sets another value."
-            warn(f"{where}: {wrong} of {len(data)} examples have a label of probability zero. {raised}")
+            told = f"{wrong} of {len(data)} examples have a label of probability zero"
+            warn(f"{where}: {told}. Probabilities below {floor:.3g} are raised to it; `floor` sets another value.")
         self.floor_ = check_floor(floor or 0.0, data.num_classes, where=where)
         # Hundreds of short steps wait for the slowest thread at each: on two busy cores, a matrix for 5,000 examples of 10
         # classes took 13 s with two threads and 0.7 s with one.
@@ -315,32 +316,31 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
             Probabilities shaped as the logits: a tensor on the same device for a tensor (or a `Predictions`), else a numpy
             array. Computed in float64, returned in the dtype of the logits (float32 for half precision).
         """
-        return self._predict(logits, what="predict_proba")
+        return self._predict(logits, as_probs=True)
 
     def predict_log_proba(self, logits: ArrayLike | Predictions) -> Tensor | Array:
         """Return calibrated log-probabilities, as `predict_proba` does; these do not underflow."""
-        return self._predict(logits, what="predict_log_proba")
+        return self._predict(logits)
 
     def predict(self, logits: ArrayLike | Predictions) -> Tensor | Array:
         """Return the class ``[N]`` of most calibrated probability, as tensor or numpy array as `predict_proba` does."""
-        return self._predict(logits, what="predict").argmax(1)
+        return self._predict(logits).argmax(1)
 
     def apply(self, predictions: Predictions) -> Predictions:
         """Return the record with calibrated log-probabilities as logits and everything else kept, its precision too."""
-        found = self._checked_log_probs(predictions.logits, where=f"{type(self).__name__}.apply")
+        found = self._checked_log_probs(predictions.logits)
         return predictions.replace(logits=found.to(torch.promote_types(predictions.scores.dtype, torch.float32)))
 
-    def _predict(self, logits: ArrayLike | Predictions, *, what: str) -> Tensor | Array:
-        where = f"{type(self).__name__}.{what}"
+    def _predict(self, logits: ArrayLike | Predictions, *, as_probs: bool = False) -> Tensor | Array:
         given = logits.logits if isinstance(logits, Predictions) else logits
-        scores = _floating(given, where=where)
-        found = self._checked_log_probs(scores, where=where)
-        found = (found.exp_() if what == "predict_proba" else found).to(torch.promote_types(scores.dtype, torch.float32))
+        scores = _floating(given, where=type(self).__name__)
+        found = self._checked_log_probs(scores)
+        found = (found.exp_() if as_probs else found).to(torch.promote_types(scores.dtype, torch.float32))
         return found if isinstance(given, Tensor) else np.asarray(found.numpy())
 
-    def _checked_log_probs(self, scores: Tensor, *, where: str) -> Tensor:
+    def _checked_log_probs(self, scores: Tensor) -> Tensor:
         check_is_fitted(self)
-        axis = -1 if self.takes_samples else 1
+        where, axis = type(self).__name__, -1 if self.takes_samples else 1
         if scores.ndim < 2 or scores.shape[axis] != self.num_classes_:
             form = f"{'[S, N, C] or ' if self.takes_samples else ''}[N, C] with C = {self.num_classes_} as in the fit"
             raise ValueError(f"{where}: `logits` must be {form}, got {list(scores.shape)}.")
@@ -353,9 +353,9 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
 
     def log_probs(self, logits: Tensor) -> Tensor:
         """Apply the repair to checked logits ``[N, C]`` or ``[N, C, ...]``, some rows at a time in float64; no guard rails."""
-        layer = self.as_layer(dtype=torch.float64).to(logits.device)
-        rows = chunk_rows(logits.numel() // max(len(logits), 1))
-        return torch.cat([layer(part) for part in logits.split(rows)])
+        layer, axis = self.as_layer(dtype=torch.float64).to(logits.device), -2 if self.takes_samples else 0
+        rows = max(CHUNK_ENTRIES * logits.shape[axis] // max(logits.numel(), 1), 1)
+        return torch.cat([layer(part) for part in logits.split(rows, axis)])
 
     def learned_values(self) -> dict[str, Tensor]:
         """Return what was learned as float64 tensors, by the names of ``learned``."""
@@ -513,12 +513,7 @@ class CalibrationLayer(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move the buffers but keep their precision: in half of it a table of probabilities is no repair any more."""
-
-        def move(value: Tensor) -> Tensor:
-            moved = fn(value)
-            return moved if moved.dtype == value.dtype else value.to(moved.device)
-
-        super()._apply(move, recurse)
+        super()._apply(lambda value: value.to(fn(value).device), recurse)
         return self
 
 
@@ -544,18 +539,10 @@ class WrappedModel(nn.Module):
 # What fits and formulas share.
 
 
-def chunk_rows(num_classes: int) -> int:
-    """How many rows to widen to float64 at once."""
-    return max(CHUNK_ENTRIES // num_classes, 1)
-
-
 def refuse_test_split(predictions: Predictions, *, where: str) -> None:
     """Raise if the record is marked as test data."""
     if predictions.split is Split.TEST:
-        raise ValueError(
-            f"{where}: the data must not be marked as test data, got split 'test'. Fit on validation data: "
-            "measured on the data it was fitted on, any repair looks better than it is."
-        )
+        raise ValueError(f"{where}: the data must not be marked as test data, got split 'test'. Fit on validation data.")
 
 
 def check_same_classes(fit: Predictions, given: Predictions, *, what: str, of: str) -> None:
@@ -568,10 +555,9 @@ def check_same_classes(fit: Predictions, given: Predictions, *, what: str, of: s
 
 def fingerprint(logits: Tensor) -> tuple[int, int]:
     """Number of rows of ``logits [..., C]`` and a checksum: the same in any order, and in any dtype that holds them exactly."""
-    columns = torch.linspace(0, logits.shape[-1] - 1, min(logits.shape[-1], _HASHED_COLUMNS)).round().long()
     # Adding zero makes -0.0 and 0.0 one number.
-    bits = (logits.reshape(-1, logits.shape[-1])[:, columns.to(logits.device)].cpu().double() + 0.0).view(torch.int64)
-    odd = torch.randint(2**62, (len(columns),), generator=torch.Generator().manual_seed(5), dtype=torch.int64) * 2 + 1
+    bits = (logits.reshape(-1, logits.shape[-1])[:, :_HASHED_COLUMNS].cpu().double() + 0.0).view(torch.int64)
+    odd = torch.randint(2**62, bits.shape[1:], generator=torch.Generator().manual_seed(5), dtype=torch.int64) * 2 + 1
     return len(bits), int(((bits ^ (bits >> 31)) * odd).sum())
 
 

@@ -268,10 +268,8 @@ def monte_carlo_log_probs(logits: Tensor, temperature: Tensor | float) -> Tensor
         >>> monte_carlo_log_probs(torch.tensor([[[1.0986, 0.0]], [[0.0, 0.0]]]), 1.0).exp()
         tensor([[0.6250, 0.3750]])
     """
-    log_probs = temperature_log_probs(logits, temperature)
-    if logits.ndim == 2:
-        return log_probs
-    return log_probs.logsumexp(0) - torch.log(torch.full_like(log_probs[0, ..., :1], logits.shape[0]))
+    log_probs = temperature_log_probs(logits.reshape(-1, *logits.shape[-2:]), temperature)
+    return log_probs.logsumexp(0) - torch.log(torch.full_like(log_probs[0, ..., :1], log_probs.shape[0]))
 
 
 class MonteCarloTemperatureScaling(_TemperatureMethod, formula=monte_carlo_log_probs):
@@ -310,11 +308,6 @@ class MonteCarloTemperatureScaling(_TemperatureMethod, formula=monte_carlo_log_p
             return total
 
         return {"temperature": self._warn_at_bound(*least_in_log(loss, bounds=self.bounds))}
-
-    def log_probs(self, logits: Tensor) -> Tensor:
-        """Apply the temperature to checked logits and average; no guard rails."""
-        found: Tensor = self.as_layer(dtype=torch.float64).to(logits.device)(logits)
-        return found
 
 
 def ensemble_log_probs(logits: Tensor, temperature: Tensor | float, mixture: Tensor) -> Tensor:
@@ -446,14 +439,13 @@ def fit_affine(
 
 
 class _AffineCalibrator(Calibrator, formula=affine_log_probs):
-    def features(self, logits: Tensor) -> Tensor:
-        """What the map acts on, float64 ``[N, C]``."""
+    def _features(self, logits: Tensor) -> Tensor:
         return floor_logits(logits.double())
 
     def _scaled(self, data: FitData) -> tuple[FitData, float]:
-        """Features divided by the best temperature, which is returned too."""
+        """What the map acts on, divided by the best temperature, which is returned too."""
         scale, _ = find_temperature(data)
-        return FitData(self.features(data.logits) / scale, data.labels, data.weights), scale
+        return FitData(self._features(data.logits) / scale, data.labels, data.weights), scale
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -578,9 +570,8 @@ class DirichletCalibration(MatrixScaling, formula=dirichlet_log_probs):
 
     label = "Dirichlet calibration"
 
-    def features(self, logits: Tensor) -> Tensor:
-        """Log-probabilities, float64 ``[N, C]``."""
-        return super().features(logits).log_softmax(1)
+    def _features(self, logits: Tensor) -> Tensor:
+        return super()._features(logits).log_softmax(1)
 
 
 # Platt scaling and beta calibration: a sigmoid for every class; of two only the second has one.
@@ -638,15 +629,18 @@ def fit_logistic(features: Tensor, answers: Tensor, weights: Tensor, *, strength
 
 
 class _SigmoidCalibrator(Calibrator):
-    def _regress(self, data: FitData, *features: Tensor) -> Tensor:
-        """Fit every class that asks, some at a time, to features ``[N, C]`` and an intercept; coefficients ``[K, P + 1]``."""
+    def _fit(self, data: FitData) -> Mapping[str, Learned]:
+        """Fit every class that asks, some at a time, to its features and an intercept: ``[K, P + 1]``."""
+        log_probs = floor_logits(data.logits.double()).log_softmax(-1)
+        features = (*self._features(log_probs, -log_complements(log_probs)), torch.ones_like(log_probs))
         classes = torch.arange(1 if data.num_classes == 2 else 0, data.num_classes)
         found = []
         for some in classes.split(max(_ROUND_ENTRIES // len(data), 1)):
             is_label = data.labels.unsqueeze(0) == some.unsqueeze(1)
-            own = torch.stack([feature[:, some].T for feature in (*features, torch.ones_like(features[0]))], 2)
+            own = torch.stack([feature[:, some].T for feature in features], 2)
             found.append(self._fit_classes(own, is_label, data.weights))
-        return torch.cat(found)
+        coefficients = torch.cat(found)
+        return dict(zip(self.learned, (coefficients[:, :-1].squeeze(1), coefficients[:, -1]), strict=True))
 
 
 class PlattScaling(_SigmoidCalibrator, formula=platt_log_probs):
@@ -668,10 +662,8 @@ class PlattScaling(_SigmoidCalibrator, formula=platt_log_probs):
 
     label = "Platt scaling"
 
-    def _fit(self, data: FitData) -> Mapping[str, Learned]:
-        log_probs = floor_logits(data.logits.double()).log_softmax(-1)
-        found = self._regress(data, log_probs - log_complements(log_probs))
-        return {"slope": found[:, 0].clone(), "intercept": found[:, 1].clone()}
+    def _features(self, own: Tensor, rest: Tensor) -> tuple[Tensor, ...]:
+        return (own + rest,)
 
     def _fit_classes(self, features: Tensor, is_label: Tensor, weights: Tensor) -> Tensor:
         hits = (is_label * weights).sum(1, keepdim=True)
@@ -706,10 +698,8 @@ class BetaCalibration(_SigmoidCalibrator, formula=beta_log_probs):
 
     label = "beta calibration"
 
-    def _fit(self, data: FitData) -> Mapping[str, Learned]:
-        log_probs = floor_logits(data.logits.double()).log_softmax(-1)
-        found = self._regress(data, log_probs, -log_complements(log_probs))
-        return {"weight": found[:, :2].clone(), "bias": found[:, 2].clone()}
+    def _features(self, own: Tensor, rest: Tensor) -> tuple[Tensor, ...]:
+        return own, rest
 
     def _fit_classes(self, features: Tensor, is_label: Tensor, weights: Tensor) -> Tensor:
         centre = torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64).repeat(len(features), 1)

@@ -10,7 +10,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -19,10 +19,8 @@ from scipy.special import betaln
 from sklearn.isotonic import IsotonicRegression
 from torch import Tensor
 
-from calibrant.calibrators.base import Calibrator, FitData, Learned, Vector, asked, floor_logits, option
+from calibrant.calibrators.base import Calibrator, FitData, Learned, Positions, Vector, asked, floor_logits, option
 from calibrant.core.checks import check_choice, check_count, check_positive
-
-Positions: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.int64]]"
 
 PAD = 2.0
 # Share of the original probability that is mixed into a one-vs-rest estimate: keeps order within a step of the map, and the
@@ -38,9 +36,6 @@ _LEAST_LOG_WEIGHT = math.log(1e-3)
 _NEAR_LOG_ODDS, _NEAR, _SMALLEST = 2e-6, 1e-15, 2.0**-149
 # Points at which the recalibrated confidence is kept.
 _POINTS = 256
-
-
-# Piecewise maps.
 
 
 def count_below(x: Tensor, table: Tensor, row: Tensor | int = 0) -> Tensor:
@@ -247,9 +242,6 @@ class _TableCalibrator(Calibrator):
         """Knots and values ``[L]``; or inner edges ``[L]`` and the values of the steps ``[L + 1]``."""
 
 
-# Straight lines between knots: isotonic calibration and splines.
-
-
 class IsotonicCalibration(_TableCalibrator, formula=lines_log_probs):
     """Maps every class's probability by its own non-decreasing function, then normalises.
 
@@ -349,9 +341,6 @@ class SplineCalibration(_TableCalibrator, formula=spline_log_probs):
         first, last = (np.searchsorted(ordered, knots, side=side) for side in ("left", "right"))
         middle = (at[first] + at[last - 1]) / 2
         return knots, np.clip(knots + spline(middle, 1), 0.0, 1.0)
-
-
-# Steps: histograms.
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -111,7 +111,7 @@ def fit_and_measure(
     calibrator = CALIBRATORS[method]()
     with Terminal(stderr=True).status("fitting") as status:
         if isinstance(calibrator, AutoCalibrator):
-            calibrator.on_progress(lambda name, done, total: status.update(f"trying {name}, fit {done + 1} of {total}"))
+            calibrator.on_progress(lambda name, part, parts: status.update(f"trying {name}, part {part} of {parts}"))
         calibrator.fit(fit_data, floor=floor)
         status.update("measuring before and after")
         return measure_repair(calibrator, given, slice_by=request.slice_by, **request.bootstrap)

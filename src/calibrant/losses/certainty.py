@@ -217,12 +217,7 @@ class MbLS(Penalty, function=mbls_penalty):
 
 
 def acls_penalty(
-    logits: Tensor,
-    labels: Tensor,
-    *,
-    margin: float = 10.0,
-    top_weight: float = 1.0,
-    rest_weight: float = 0.1,
+    logits: Tensor, labels: Tensor, *, margin: float = 10.0, top_weight: float = 1.0, rest_weight: float = 0.1
 ) -> Tensor:
     r"""Squared hinge on a large top logit, and on the logits that fall far behind it.
 

@@ -13,16 +13,7 @@ from torch import Tensor
 from calibrant.core.binning import equal_mass_bins, top_label
 from calibrant.core.checks import ArrayLike, check_count, check_positive, check_share, range_if_free
 from calibrant.core.records import Bins, Predictions, Split, as_predictions
-from calibrant.losses.base import (
-    Loss,
-    Objective,
-    WeightedSum,
-    checked,
-    log_sum_others,
-    minus_log_p,
-    true_class_log_odds,
-    widen,
-)
+from calibrant.losses.base import Loss, Objective, WeightedSum, checked, log_sum_others, minus_log_p, true_class_log_odds, widen
 
 Gamma: TypeAlias = "float | Tensor"
 Schedule: TypeAlias = Sequence[tuple[int, float]]
@@ -118,12 +109,8 @@ def mixup_inputs(
         >>> lam, labels_b
         (tensor(0.4963), tensor([1, 0]))
     """
-    where = "mixup_inputs"
-    if inputs.shape[:1] != labels.shape[:1]:
-        shapes = f"{list(inputs.shape)} and {list(labels.shape)}"
-        raise ValueError(f"{where}: `inputs` and `labels` must have the same batch size, got {shapes}.")
-    if not 0 <= alpha < float("inf"):
-        raise ValueError(f"{where}: `alpha` must be a finite number >= 0, got {alpha!r}.")
+    if not 0 <= alpha < math.inf:
+        raise ValueError(f"mixup_inputs: `alpha` must be a finite number >= 0, got {alpha!r}.")
     # torch's own Beta sampler takes no generator, so the quantile function is applied to a uniform draw.
     from scipy.special import betaincinv
 
@@ -194,10 +181,7 @@ class MixupLoss(Loss, function=mixup_loss):
             rule = "be, or hold, a per-sample loss whose reduction is 'mean' or that of MixupLoss"
             raise ValueError(f"MixupLoss: `base` must {rule}, got {self.base!r}.")
         if any(getattr(part, name, None) is not None for part in self.modules() for name in ("ignore_index", "weight")):
-            raise ValueError(
-                "MixupLoss: neither it nor `base` may have an `ignore_index` or a `weight`: a mixed sample has two labels. "
-                "Leave samples out before you mix."
-            )
+            raise ValueError("MixupLoss: no part may have an `ignore_index` or a `weight`: mixed samples have two labels.")
 
     @property
     def inputs(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -499,13 +483,7 @@ def adafocal_loss(logits: Tensor, labels: Tensor, *, gammas: Tensor, edges: Tens
 
 
 def adafocal_gammas(
-    gammas: Tensor,
-    gaps: Tensor,
-    *,
-    rate: float = 1.0,
-    switch: float = 0.2,
-    gamma_min: float = -2.0,
-    gamma_max: float = 20.0,
+    gammas: Tensor, gaps: Tensor, *, rate: float = 1.0, switch: float = 0.2, gamma_min: float = -2.0, gamma_max: float = 20.0
 ) -> Tensor:
     r"""Move each bin's gamma against the calibration gap that its validation examples show.
 

