@@ -96,6 +96,22 @@ def test_measure_compares_two_data_sets_row_by_row(capsys: pytest.CaptureFixture
 
 
 @pytest.fixture
+def mixed(tmp_path: Path) -> Path:
+    """Two files that do not belong together: of 2 classes with a column, of 3 without."""
+    labels = np.arange(40) % 2
+    Predictions(probs=np.full((40, 2), 0.5), labels=labels, columns={"site": labels}).save(tmp_path / "1.parquet")
+    Predictions(logits=np.zeros((40, 3)), labels=labels).save(tmp_path / "2.csv")
+    return tmp_path
+
+
+def test_measure_of_files_that_do_not_belong_together_names_the_one(capsys: pytest.CaptureFixture[str], mixed: Path) -> None:
+    code, _, err = run_command(capsys, "measure", mixed)
+    assert (code, "2.csv: `probs` or `logits` must have 2 classes as the first file has, got 3" in err) == (2, True), err
+    code, _, err = run_command(capsys, "measure", mixed, "--slice", "site")
+    assert (code, "unknown column" in err, "2.csv" in err) == (2, True, True), err
+
+
+@pytest.fixture
 def store(folder: Path) -> Iterator[str]:
     """The tables of the data set in a file system that is reached by an address, as s3 is."""
     memory = fsspec.filesystem("memory")
@@ -118,6 +134,13 @@ def test_measure_and_monitor_read_addresses(capsys: pytest.CaptureFixture[str], 
     assert (code, len(json.loads(out)["windows"])) == (0, DAYS - 1), err
 
 
+class Closed(fsspec.AbstractFileSystem):
+    """A file system that raises an error of its own, as those of clouds do."""
+
+    def ls(self, path: str, detail: bool = True, **more: object) -> list[Any]:
+        raise RuntimeError("no credentials")
+
+
 @pytest.mark.parametrize(
     ("address", "said"),
     [
@@ -125,26 +148,31 @@ def test_measure_and_monitor_read_addresses(capsys: pytest.CaptureFixture[str], 
         ("memory://nothing/x.parquet", "there is no such file"),
         ("memory://bucket/x.npz", "Copy it to this machine first"),
         ("nothing://bucket/x.parquet", "nothing"),
+        ("closed://bucket/x.parquet", "closed://bucket/x.parquet: cannot be reached: no credentials"),
+        ("closed://bucket/*.parquet", "closed://bucket/*.parquet: cannot be reached: no credentials"),
     ],
 )
 def test_measure_of_a_wrong_address_ends_with_2_and_one_sentence(
     capsys: pytest.CaptureFixture[str], address: str, said: str
 ) -> None:
     fsspec.filesystem("memory").pipe_file("/bucket/x.npz", b"x")
+    fsspec.register_implementation("closed", Closed, clobber=True)
     code, out, err = run_command(capsys, "measure", address)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert said in err
 
 
 @pytest.mark.usefixtures("_small_batches")
-def test_measure_on_ray_gives_the_numbers_of_one_process(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+def test_measure_on_ray_gives_the_numbers_of_one_process(capsys: pytest.CaptureFixture[str], folder: Path, mixed: Path) -> None:
     ray = pytest.importorskip("ray")
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
         arguments = (folder / "parts", "--slice", "site,day", "--by-class")
         alone, found = measured(capsys, *arguments), measured(capsys, *arguments, "--ray")
+        code, _, err = run_command(capsys, "measure", mixed, "--ray")
     finally:
         ray.shutdown()
     assert_same(found, alone)
     assert len(found["slices"]) == DAYS * 3
     assert [entry["name"] for entry in found["classes"]] == [entry["name"] for entry in alone["classes"]]
+    assert (code, err.count("\n"), "2.csv: `probs` or `logits` must have 2 classes" in err) == (2, 1, True), err

@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -121,9 +120,14 @@ class Request:
         is_large = table and (rows > STREAM_ROWS or rows * table.num_classes > STREAM_ENTRIES)
         return (files, rows) if is_large or self.ray or files != [path] else None
 
-    def batches(self, files: Sequence[str | Path], **options: Any) -> Iterator[Predictions]:
-        """Read files piece by piece."""
-        return chain.from_iterable(iter_prediction_batches(file, **options, **self.reading) for file in files)
+    def batches(self, files: Sequence[str | Path], *, num_classes: int | None = None, **options: Any) -> Iterator[Predictions]:
+        """Read files piece by piece, all of which must have so many classes, if given."""
+        for file in files:
+            for batch in iter_prediction_batches(file, **options, **self.reading):
+                if num_classes not in (None, batch.num_classes):
+                    rule = f"must have {num_classes} classes as the first file has, got {batch.num_classes}"
+                    raise ValueError(f"{file}: `probs` or `logits` {rule}.")
+                yield batch
 
     def measure(self, predictions: Predictions, *, file: str | Path) -> Scores:
         """Measure predictions."""
@@ -199,7 +203,8 @@ def _measure_stream(
     names = [*dict.fromkeys(name for names in slice_by for name in names)]
     columns = {"prob_column": request.prob_column, "label_column": request.label_column}
     slices = Slices(slice_by, sample_columns(files, names, rows=rows, **columns), where=str(path))
-    options = {"batch_rows": min(max(_BATCH_ENTRIES // head.num_classes, 1), 65536), "columns": names}
+    batch_rows = min(max(_BATCH_ENTRIES // head.num_classes, 1), 65536)
+    options: dict[str, Any] = {"num_classes": head.num_classes, "batch_rows": batch_rows, "columns": names}
     sums: Sums = {}
     picked: list[Predictions] = []
     with progress_bar(f"reading {path}", rows) as advance:

@@ -394,6 +394,8 @@ def map_remotely(function: Callable[[Sequence[Item]], Found], items: Sequence[It
         found = [call.remote(items[at : at + size]) for at in range(0, len(items), size)]
         while found:
             yield ray.get(found.pop(0))
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from None
     finally:
         if is_own:
             ray.shutdown()

@@ -28,11 +28,23 @@ def is_address(path: str | Path) -> bool:
     return "://" in str(path)
 
 
+@contextmanager
+def reaching(path: str | Path) -> Iterator[None]:
+    """Say in one sentence what libraries for addresses raise in their own ways: no credentials, no answer."""
+    try:
+        yield
+    except (OSError, ValueError, ImportError):
+        raise
+    except Exception as error:
+        raise OSError(f"{path}: cannot be reached: {error}") from error
+
+
 def check_readable(path: str | Path, *, content: str = "predictions") -> None:
     """Raise ``OSError`` or ``ValueError`` with one sentence unless ``path`` is a file that holds something."""
     filesystem, place = locate(path)
     try:
-        found = filesystem.info(place)
+        with reaching(path):
+            found = filesystem.info(place)
     except FileNotFoundError:
         raise FileNotFoundError(f"{path}: there is no such file. Looked in {PurePath(place).parent}.") from None
     if found["type"] == "directory":
@@ -58,6 +70,8 @@ def decoding(path: str | Path) -> Iterator[None]:
         if is_out_of_memory(error):
             raise MemoryError(f"{path}: holds more than memory does") from error
         kind = Path(path).suffix.lower()
+        if is_address(path):
+            raise ValueError(f"{path}: cannot be read as a {kind} file: {error}") from error
         raise ValueError(f"{path}: must be a {kind} file, got one that is damaged or of another kind.") from error
 
 

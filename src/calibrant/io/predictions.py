@@ -26,7 +26,8 @@ from torch import Tensor
 
 from calibrant.core.checks import SUM_TOLERANCE, ArrayLike, check_count, to_tensor
 from calibrant.core.records import Column, Predictions, both_classes
-from calibrant.io.files import atomic_writer, check_ending, check_readable, decoding, is_address, locate
+from calibrant.core.registry import lookup
+from calibrant.io.files import atomic_writer, check_ending, check_readable, decoding, is_address, locate, reaching
 
 if TYPE_CHECKING:
     from calibrant.io.table import TableFile
@@ -172,11 +173,12 @@ def find_files(path: str | Path) -> list[str | Path]:
     names begin with a dot or an underscore are left out unless they are named: engines keep notes of their own there.
     """
     filesystem, place = locate(path)
-    is_pattern = has_magic(place) and not filesystem.exists(place)
-    if not is_pattern and not filesystem.isdir(place):
-        return [path]
+    with reaching(path):
+        is_pattern = has_magic(place) and not filesystem.exists(place)
+        if not is_pattern and not filesystem.isdir(place):
+            return [path]
+        inside = {file for start in (filesystem.glob(place) if is_pattern else [place]) for file in filesystem.find(start)}
     named = len(re.split(r"[*?[]", place)[0]) - 1
-    inside = {file for start in (filesystem.glob(place) if is_pattern else [place]) for file in filesystem.find(start)}
     found = [file for file in inside if PurePath(file).suffix.lower() in FORMATS and not _NOTES.search(file, named)]
     if not found:
         raise FileNotFoundError(f"{path}: must hold files of predictions ({', '.join(FORMATS)}), got none.")
@@ -289,7 +291,9 @@ def sample_columns(files: Sequence[str | Path], names: Sequence[str], *, rows: i
             if name in known:
                 found[name].append(np.array([known[name]]))
             else:
-                parts = [load_predictions(file).columns[name]] if table is None else table.parts_of(name)
+                own: Mapping[str, Any] = load_predictions(file).columns if table is None else dict.fromkeys(table.names)
+                values = lookup(own, name, kind=f"column of {file}")
+                parts = [values] if table is None else table.parts_of(name)
                 found[name] += [part[random.random(len(part)) < share] for part in parts]
     return {name: np.concatenate(parts) for name, parts in found.items()}
 
