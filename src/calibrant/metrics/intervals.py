@@ -8,16 +8,16 @@ A *truth* says how accurate the model really is at each confidence, so its true 
 from it show which errors one would observe. The interval holds the true errors of all truths under which the observed error is
 not exceptional (hybrid resampling: the family of truths follows the data, Chuang and Lai 2000).
 
-Two families are tried, and the interval holds the true errors of either. In the first the gap :math:`\hat g_k` of piece k (a
+Families are tried, and the interval holds the true errors of all of them. In the first the gap :math:`\hat g_k` of piece k (a
 confidence bin) with accuracy :math:`a_k` becomes
 
 .. math:: g_k(\lambda) = \operatorname{sign}(\hat g_k) \, [\, |\hat g_k| + \lambda \, a_k (1 - a_k) \,]_+
 
 which, for each value of :math:`\sum_k w_k |g_k|`, is the most likely set of gaps (for normal noise of variance
 :math:`a_k (1 - a_k) / n_k`; a Lagrange multiplier gives it): all of them shrink or grow. In the second only those that stand
-out most from chance are there. Each truth is tried with 2.5 % at either end; towards the calibrated one, which has no error
-below it, the 5 % move to the upper end. Accuracies end at 0 and 1, and so do truths; beyond the last one the observed error is
-taken to move as the true one does.
+out most from chance are there; for SECE and MMCE there is a third, with the same gap everywhere. Each truth is tried with
+2.5 % at either end; towards the calibrated one, which has no error below it, the 5 % move to the upper end. Accuracies end at
+0 and 1, and so do truths; beyond the last one the observed error is taken to move as the true one does.
 
 Reference: Chuang and Lai, Statistica Sinica 10, 2000.
 """
@@ -242,6 +242,19 @@ def few_gaps(levels: Levels, pieces: Tensor) -> Tensor:
     return (levels.confidence - kept[:, given.piece]).clamp(0, 1)
 
 
+def one_gap(levels: Levels, pieces: Tensor) -> Tensor:
+    """Truths with the same gap at all levels, of the sign of the mean one.
+
+    Kernels average gaps of unlike sign away, which chance always adds: the first family has too small an error for its size.
+    """
+    gap, noise = (
+        float(levels.share @ v) for v in (levels.confidence - levels.accuracy, levels.accuracy * (1 - levels.accuracy))
+    )
+    most = abs(gap) + 4 * math.sqrt(noise / levels.size)
+    sizes = torch.linspace(0, most if gap >= 0 else -most, _TRUTHS, dtype=torch.float64)
+    return (levels.confidence - sizes.unsqueeze(1)).clamp(0, 1)
+
+
 @dataclass(frozen=True)
 class Inversion:
     """Interval of a calibration error by test inversion; see the head of this module.
@@ -250,11 +263,13 @@ class Inversion:
         metric: The error of resamples.
         pieces: Which parts of the levels have a gap of their own.
         truly: The error of infinitely many examples, where it is not ``metric``.
+        families: Which truths are tried, `few_gaps` last.
     """
 
     metric: OfLevels
     pieces: Pieces = "mass"
     truly: OfLevels | None = None
+    families: tuple[Family, ...] = (all_gaps, few_gaps)
 
     def __call__(self, evidence: Evidence, value: float) -> Range:
         """Return the interval, stretched from the value of the levels to the exact one if that is near."""
@@ -262,7 +277,7 @@ class Inversion:
         observed = float(self.metric(levels, *levels.row(levels.accuracy)))
         null = self.metric(levels, *evidence.calibrated)
         found, rng = [], evidence.stream(f"{self.metric.__name__} {self.pieces}")
-        for family in (all_gaps, few_gaps):
+        for family in self.families:
             truths, data = evidence.draw(family, self.pieces)
             drawn = self.metric(levels, *data).view(len(truths), -1)
             spread = spread_of_confidences(truths, levels, truly, n_resamples=drawn.shape[1] // 2 + 1, rng=rng)
@@ -270,8 +285,9 @@ class Inversion:
             found.append(accepted_range(truly(levels, *levels.row(truths)), drawn, observed, null=null))
         ratio = value / observed if observed > 0 else 1.0
         ratio = ratio if 1 / _FAR < ratio < _FAR else 1.0
-        # The second family ends at what was observed.
-        return Range(min(part.low for part in found) * ratio, min(max(found[0].high * ratio, evidence.most_unseen), 1.0))
+        # The last family ends at what was observed.
+        high = max(part.high for part in found[:-1]) * ratio
+        return Range(min(part.low for part in found) * ratio, min(max(high, evidence.most_unseen), 1.0))
 
 
 def spread_of_confidences(
@@ -434,3 +450,5 @@ def mce_interval(evidence: Evidence, value: float) -> Range:
 
 
 ECE_INVERSION = Inversion(ece_of_levels, "width")
+# Of errors that average gaps of unlike sign.
+KERNEL_FAMILIES = (all_gaps, one_gap, few_gaps)

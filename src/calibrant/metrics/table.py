@@ -30,6 +30,7 @@ from calibrant.metrics.binned import (
 )
 from calibrant.metrics.intervals import (
     ECE_INVERSION,
+    KERNEL_FAMILIES,
     Interval,
     Inversion,
     aurc_interval,
@@ -227,7 +228,7 @@ _SCORES = {
         unit="%",
         group="top label",
         read=lambda summary: smoothed_accuracy_gap(summary.examples, bandwidth=0.05),
-        interval=Inversion(of.sece_of_levels),
+        interval=Inversion(of.sece_of_levels, families=KERNEL_FAMILIES),
         of_levels=of.sece_of_levels,
         compared=False,
     ),
@@ -251,7 +252,7 @@ _SCORES = {
         unit="%",
         group="top label",
         read=lambda summary: mean_embedding_norm(summary.examples),
-        interval=Inversion(of.mmce_of_levels),
+        interval=Inversion(of.mmce_of_levels, families=KERNEL_FAMILIES),
         of_levels=of.mmce_of_levels,
         compared=False,
     ),

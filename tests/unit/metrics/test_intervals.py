@@ -325,7 +325,7 @@ def test_intervals_of_predictions_all_right_or_all_wrong_are_as_wide_as_that_of_
     found = intervals((Predictions(probs=probs, labels=torch.full((1000,), int(1 - right)))), n_resamples=300)
     gap = sorted(abs(end) for end in found["signed_gap"])
     for key in ("ece", "ace", "sece", "smece"):
-        assert found[key] == pytest.approx(gap, abs=0.008), key
+        assert found[key] == pytest.approx(gap, abs=0.01), key
     for key in ERRORS:
         assert found[key].high - found[key].low > 0.003, key
 
@@ -372,6 +372,20 @@ def test_intervals_where_nothing_was_seen_to_be_wrong_allow_for_errors_unseen() 
     for key in ("brier", *ERRORS):
         assert scores[key].value == scores[key].low == 0
         assert scores["error"].high <= scores[key].high < 0.03, key
+
+
+def test_interval_of_the_mmce_holds_a_gap_of_one_sign() -> None:
+    # Chance gives gaps of either sign, which a kernel averages away: with truths in which those grow, 85 % of these held it.
+    confidence = torch.linspace(0.3, 0.95, 400, dtype=torch.float64)
+    probs, rng = torch.stack([confidence, *[(1 - confidence) / 9] * 9], dim=1), np.random.default_rng(0)
+    true = 0.04 * float((-(confidence[:, None] - confidence).abs() / 0.4).exp().mean().sqrt())
+    held = []
+    for seed in range(60):
+        labels = torch.from_numpy(rng.random(400) > (confidence - 0.04).numpy()).long()
+        evidence = evidence_of(Predictions(probs=probs, labels=labels), seed=seed, n_resamples=100)
+        low, high = METRICS["mmce"].interval(evidence, 0.0)  # type: ignore[misc]
+        held.append(low <= true <= high)
+    assert np.mean(held) >= 0.9
 
 
 def test_interval_of_a_debiased_error_of_zero_reaches_to_what_it_may_have_taken_away() -> None:
