@@ -105,7 +105,7 @@ def double_backward(case: Case) -> Callable[[], None]:
         case.optimizer.zero_grad(set_to_none=True)
         found = hypergradient(inner, outer, network.parameters(), learner.hyper, lr=0.1)
         features, logits = learner.forward(case.x)
-        learner.learned.step(found.grads)
+        learner.move(found.grads)
         learner.loss(features, logits, case.y).backward()
         case.optimizer.step()
 

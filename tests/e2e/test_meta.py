@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from calibrant.meta import MetaBatches, MetaLearner
-from calibrant.meta.step import HyperParameters
 
 NUM_CLASSES, DIM, STEPS, BATCH = 4, 8, 1200, 64
 MEANS = 2 * F.normalize(torch.randn(NUM_CLASSES, DIM, generator=torch.Generator().manual_seed(0)))
@@ -75,8 +74,8 @@ def test_default_preset_halves_the_true_calibration_error(cross_entropy: Tensor)
 
 @pytest.mark.parametrize("factor", [-1.0, 0.0])
 def test_wrong_or_missing_hypergradient_does_not(factor: float, cross_entropy: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = HyperParameters.step
-    monkeypatch.setattr(HyperParameters, "step", lambda self, grads: honest(self, {n: factor * g for n, g in grads.items()}))
+    honest = MetaLearner.move
+    monkeypatch.setattr(MetaLearner, "move", lambda self, grads: honest(self, {n: factor * g for n, g in grads.items()}))
     assert train(0, meta=True)[0] > 0.5 * float(cross_entropy[0, 0])
 
 

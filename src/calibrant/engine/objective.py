@@ -246,7 +246,7 @@ class MetaObjective(Objective):
     """Minimise a regularizer's loss, and move its hyper-parameters so that the next step lowers a held-out objective.
 
     Attributes:
-        learned: The hyper-parameters, with their optimizer.
+        learner: What moves the hyper-parameters.
         network: What meta batches go through, and whose classifier takes the look-ahead step: the network that is trained, or
             a copy with its averaged weights where those will make the predictions.
         learns_every: ``network`` learns BatchNorm's statistics from one in this many training images of a meta step; 0 where it
@@ -284,11 +284,11 @@ class MetaObjective(Objective):
             **averaged,
             **vars(settings) | {"reduction": recipe.train.reduction},
         )
-        self.learned, self.hyper = self.learner.learned, self.learner.hyper
+        self.hyper = self.learner.hyper
         if settings.meta_lr is None:
             pace = plan.pace or plan.regularizer.pace * speed_up(self._memory, self.every)
-            self.learned.lr = pace / float(plan.regularizer.speed(self.hyper))
-        self._first_rate = self.learned.lr
+            self.learner.meta_lr = pace / float(plan.regularizer.speed(self.hyper))
+        self._first_rate = self.learner.meta_lr
         # Features of a network that is not averaged age too fast to keep.
         banked = plan.meta_batch_size is None and bool(averaged) and settings.meta_bn == "frozen" and not self.learner.full
         self.batches, self.bank = self._held_out_data(run, banked=banked)
@@ -350,7 +350,7 @@ class MetaObjective(Objective):
         if self.plan.meta_schedule == "slowing":
             # Averaged weights follow gamma within their memory down to a tenth of the first rate; below it the network slows.
             slower = math.sqrt(10 * learning_rate(optim, epoch, epochs=epochs) / optim.lr)
-            self.learned.lr = self._first_rate * min(1.0, slower)
+            self.learner.meta_lr = self._first_rate * min(1.0, slower)
         self.batches.begin_epoch(epoch)
         if self.bank is not None and (epoch == 0 or drops(optim, epoch, epochs=epochs)):
             for batch in self.batches.once():
@@ -418,7 +418,7 @@ class MetaObjective(Objective):
         """Return hyper-parameters, their optimizer's state and the meta cursor, by name."""
         batches = {f"batches.{name}": value for name, value in self.batches.state().items()}
         bank = {} if self.bank is None else {f"bank.{name}": value for name, value in self.bank._asdict().items()}
-        return self.learned.state() | {"value": self.value} | batches | bank
+        return self.learner.tensors() | {"value": self.value} | batches | bank
 
     def _gamma(self, features: Tensor) -> Tensor:
         rule: Callable[[Mapping[str, Tensor], Tensor], Tensor] = self.plan.regularizer.gamma  # type: ignore[attr-defined]

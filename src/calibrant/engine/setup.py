@@ -431,15 +431,6 @@ def build_optimizer(parameters: Iterable[Tensor], part: OptimPart) -> Optimizer:
     return optimizer
 
 
-def set_learning_rate(optimizer: Optimizer, lr: float) -> None:
-    """Set the learning rate of every group, in place where it is a tensor."""
-    for group in optimizer.param_groups:
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(lr)
-        else:
-            group["lr"] = lr
-
-
 def learning_rate(part: OptimPart, epoch: int, *, epochs: int) -> float:
     """Learning rate of an epoch under a recipe.
 

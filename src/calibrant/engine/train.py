@@ -57,9 +57,9 @@ from calibrant.engine.setup import (
     feature_function,
     joined_group,
     learning_rate,
-    set_learning_rate,
 )
 from calibrant.meta.network import gathering_norms, meta_mode, own_randomness
+from calibrant.meta.step import set_learning_rate
 
 # Called with every epoch's record.
 Report = Callable[[EpochRecord], None]

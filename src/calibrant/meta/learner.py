@@ -27,19 +27,20 @@ from calibrant.meta.network import (
     read_features,
     replayed_randomness,
 )
-from calibrant.meta.regularizers import GammaFocal, GammaNet, Params, Regularizer
+from calibrant.meta.regularizers import GammaFocal, GammaNet, Params, Regularizer, Values
 from calibrant.meta.step import (
     PRESETS,
     Batch,
     HeldOut,
     Hypergradient,
-    HyperParameters,
     MetaObjective,
     full_hypergradient,
     head_hypergradient,
     leaked_value,
     make_objective,
+    set_learning_rate,
     settings_of,
+    total_norm,
 )
 
 # Mean |step| / lr of Adam below which hyper-parameters count as frozen: noise gives 0.2 with betas (0.9, 0.999) and 0.6 with
@@ -293,8 +294,9 @@ class MetaLearner:
         self.optimizer, self.scaler, self.backward, self.amp = optimizer, scaler, backward, amp
         self.meta_batches = LoaderBatches(meta_batches) if isinstance(meta_batches, DataLoader) else meta_batches
         self.ignore_index, self.accumulate, self.monitor_every = ignore_index, accumulate, monitor_every
-        self.learned = HyperParameters(regularizer, self.settings, self.network.head, group=self.group, generator=generator)
-        self.hyper: Params = self.learned.params
+        self.hyper: Params = self._start(generator)
+        self._lr = self.settings.meta_lr or regularizer.pace / float(regularizer.speed(self.hyper))
+        self.adam = self._optimizer()
         self.steps, self.meta_updates, self._part = 0, 0, 0
         self._verified = False
         # Before the last forward pass, so that a full look-ahead repeats its dropout.
@@ -306,14 +308,38 @@ class MetaLearner:
         # The monitor has warned of something that is not over.
         self._warned = False
 
+    def _start(self, generator: torch.Generator | None) -> Params:
+        """Draw the hyper-parameters, of the head's device and at least float32; all processes have the first one's."""
+        head = self.network.head
+        start = self.regularizer.init(head.in_features, head.out_features, bias=head.bias is not None, generator=generator)
+        dtype = torch.promote_types(head.weight.dtype, torch.float32)
+        found = {name: value.to(head.weight.device, dtype) for name, value in start.items()}
+        if self.group is not None:
+            for value in found.values():
+                dist.broadcast(value, src=dist.get_global_rank(self.group, 0), group=self.group)
+        return found
+
+    def _optimizer(self) -> torch.optim.Adam:
+        """Make the optimizer of the hyper-parameters; on CUDA its learning rate is a tensor."""
+        values, captured = list(self.hyper.values()), _capturable(self.network.device)
+        found = torch.optim.Adam(values, lr=self._lr, betas=self.settings.betas, eps=self.settings.eps, capturable=captured)
+        if captured:
+            found.param_groups[0]["lr"] = torch.tensor(self._lr, device=self.network.device)
+        for value in values:
+            # Adam would make its state in the first step; a captured one must find it in place.
+            count = torch.zeros((), device=value.device if captured else "cpu")
+            found.state[value] = {"step": count, "exp_avg": torch.zeros_like(value), "exp_avg_sq": torch.zeros_like(value)}
+        return found
+
     @property
     def meta_lr(self) -> float:
-        """Learning rate of the hyper-parameters; set it to follow a schedule."""
-        return self.learned.lr
+        """Learning rate of the hyper-parameters; set it to follow a schedule. A captured step learns of it, too."""
+        return self._lr
 
     @meta_lr.setter
     def meta_lr(self, lr: float) -> None:
-        self.learned.lr = lr
+        self._lr = lr
+        set_learning_rate(self.adam, lr)
 
     @property
     def due(self) -> bool:
@@ -402,12 +428,33 @@ class MetaLearner:
             found = self._full_hypergradient(batch, labels, x, x_meta, y_meta)
         else:
             found = self._head_hypergradient(batch, self._held_out(x_meta, y_meta, held_out))
-        self.learned.step(found.grads)
+        self.move(found.grads)
         self.meta_updates += 1
         with torch.no_grad():
             self._values = self.regularizer.summary(self.hyper, features=features.detach(), head=self.network.head_values)
         self._monitor(found.value)
         return found
+
+    @torch.no_grad()
+    def move(self, grads: Values) -> None:
+        """Take Adam's step down ``grads`` and project; where they are not finite (an overflow, a bad batch) nothing changes."""
+        finite = torch.isfinite(total_norm(grads))
+        for name, value in self.hyper.items():
+            value.grad = grads[name]
+        state = list(self.tensors().values())
+        before = [value.clone() for value in state]
+        self.adam.step()
+        for value, old in zip(state, before, strict=True):
+            torch.where(finite, value, old, out=value)
+        for name, allowed in self.regularizer.project(self.hyper).items():
+            self.hyper[name].copy_(allowed)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor that `move` changes, by name; the hyper-parameters themselves come first."""
+        kept = {f"hyper.{name}": value for name, value in self.hyper.items()}
+        for name, value in self.hyper.items():
+            kept |= {f"adam.{name}.{key}": entry for key, entry in self.adam.state[value].items()}
+        return kept
 
     def loss(self, features: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the training loss ``[]`` with the hyper-parameters as they are, to minimise by the network's parameters.
@@ -451,14 +498,10 @@ class MetaLearner:
 
         Between the parts of an accumulated batch that includes the gradients of the parts so far.
         """
-        adam = {name: self.learned.adam.state[value] for name, value in self.hyper.items()}
         params = self.network.parameters() if self._part else {}
         source: Any = self.meta_batches
         return {
-            "hyper": {name: value.clone() for name, value in self.hyper.items()},
-            "first": {name: entry["exp_avg"].clone() for name, entry in adam.items()},
-            "second": {name: entry["exp_avg_sq"].clone() for name, entry in adam.items()},
-            "adam_steps": torch.tensor(float(self.learned.taken)),
+            "tensors": {name: value.clone() for name, value in self.tensors().items()},
             "steps": self.steps,
             "meta_updates": self.meta_updates,
             "part": self._part,
@@ -470,15 +513,12 @@ class MetaLearner:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where ``state`` was taken; tensors are copied into place."""
-        wanted, given = ({name: list(value.shape) for name, value in held.items()} for held in (self.hyper, state["hyper"]))
-        if wanted != given:
-            raise ValueError(f"MetaLearner: `state` must hold {wanted}, got {given}. Use the same regularizer and head.")
-        for name, value in self.hyper.items():
-            value.copy_(state["hyper"][name])
-            adam = self.learned.adam.state[value]
-            adam["exp_avg"].copy_(state["first"][name])
-            adam["exp_avg_sq"].copy_(state["second"][name])
-            adam["step"].copy_(state["adam_steps"])
+        own, given = self.tensors(), state["tensors"]
+        wanted, got = ({name: list(value.shape) for name, value in held.items()} for held in (own, given))
+        if wanted != got:
+            raise ValueError(f"MetaLearner: `state` must hold {wanted}, got {got}. Use the same regularizer and head.")
+        for name, value in own.items():
+            value.copy_(given[name])
         self.steps, self.meta_updates, self._part = int(state["steps"]), int(state["meta_updates"]), int(state["part"])
         self.meta_lr = float(state["meta_lr"])
         bank = state.get("bank")
@@ -512,11 +552,19 @@ class MetaLearner:
         return seen
 
     def _head_hypergradient(self, batch: Batch, held_out: HeldOut) -> Hypergradient:
-        lr = self._current_lr()
+        step = self.settings.virtual_step(self._current_lr())
         if self.settings.leak_meta_grad:
             with torch.autocast(self.network.device.type, enabled=False):
-                seen: dict[str, Any] = {"batch": batch, "held_out": held_out, "lr": lr, "group": self.group}
-                self._leaked = leaked_value(self.learned, self.objective, head=self.network.head_values, **seen)
+                self._leaked = leaked_value(
+                    self.regularizer,
+                    self.objective,
+                    self.hyper,
+                    head=self.network.head_values,
+                    batch=batch,
+                    held_out=held_out,
+                    step=step,
+                    group=self.group,
+                )
         return head_hypergradient(
             self.regularizer,
             self.objective,
@@ -525,7 +573,7 @@ class MetaLearner:
             batch=batch,
             meta_features=held_out.features,
             meta_labels=held_out.labels,
-            step=self.settings.virtual_step(lr),
+            step=step,
             group=self.group,
         )
 
@@ -594,7 +642,9 @@ class MetaLearner:
             raise ValueError(f"MetaLearner: the objective on the first held-out batch must be finite, got {float(value)}.")
         if self.meta_updates % self.monitor_every:
             return
-        pace = self.learned.relative_step()
+        moments = [(entry["exp_avg"], entry["exp_avg_sq"].sqrt() + self.settings.eps) for entry in self.adam.state.values()]
+        # Mean size of Adam's last step in units of its learning rate, after many steps.
+        pace = float(torch.cat([(mean.abs() / spread).reshape(-1) for mean, spread in moments]).mean())
         trouble = self.regularizer.alarm({name: float(number) for name, number in self._values.items()})
         if pace < FROZEN:
             trouble = (
@@ -604,3 +654,7 @@ class MetaLearner:
         if trouble and not self._warned:
             warnings.warn(f"MetaLearner: {trouble}", MetaWarning, stacklevel=4)
         self._warned = bool(trouble)
+
+
+def _capturable(device: torch.device) -> bool:
+    return device.type == "cuda"

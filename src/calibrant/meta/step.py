@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args, get_type
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from calibrant.core.checks import check_choice, check_count, check_positive
 from calibrant.core.registry import lookup
@@ -482,102 +482,15 @@ class HeldOut(NamedTuple):
     labels: Tensor
 
 
-class HyperParameters:
-    """Hyper-parameters of a regularizer, and the Adam that moves them.
-
-    Args:
-        regularizer: The training loss they belong to.
-        settings: How they are stepped.
-        head: The network's last layer, whose size, device and precision they follow.
-        pace: How far a step moves what they control, where the settings name no learning rate; the regularizer's own if None.
-        group: Processes that start with the first one's values, or None.
-        generator: Source of the start's draw.
-
-    Attributes:
-        params: Name → value.
-        adam: Their optimizer; on CUDA its learning rate is a tensor.
-    """
-
-    def __init__(
-        self,
-        regularizer: Regularizer,
-        settings: MetaSettings,
-        head: nn.Linear,
-        *,
-        pace: float | None = None,
-        group: dist.ProcessGroup | None = None,
-        generator: torch.Generator | None = None,
-    ) -> None:
-        self.regularizer, self.settings = regularizer, settings
-        device, dtype = head.weight.device, torch.promote_types(head.weight.dtype, torch.float32)
-        start = regularizer.init(head.in_features, head.out_features, bias=head.bias is not None, generator=generator)
-        self.params = {name: value.to(device, dtype) for name, value in start.items()}
-        if group is not None:
-            for value in self.params.values():
-                dist.broadcast(value, src=dist.get_global_rank(group, 0), group=group)
-        lr = settings.meta_lr or (pace or regularizer.pace) / float(regularizer.speed(self.params))
-        self._lr, captured = lr, _capturable(device)
-        self.adam = torch.optim.Adam(
-            list(self.params.values()), lr=lr, betas=settings.betas, eps=settings.eps, capturable=captured
-        )
-        if captured:
-            self.adam.param_groups[0]["lr"] = torch.tensor(lr, device=device)
-        for value in self.params.values():
-            # Adam would make its state in the first step; a captured one must find it in place.
-            count = torch.zeros((), device=device if captured else "cpu")
-            self.adam.state[value] = {"step": count, "exp_avg": torch.zeros_like(value), "exp_avg_sq": torch.zeros_like(value)}
-
-    @property
-    def lr(self) -> float:
-        """Learning rate; what is set here reaches a captured step too."""
-        return self._lr
-
-    @lr.setter
-    def lr(self, lr: float) -> None:
-        self._lr = lr
-        held = self.adam.param_groups[0]["lr"]
-        self.adam.param_groups[0]["lr"] = held.fill_(lr) if isinstance(held, Tensor) else lr
-
-    @property
-    def taken(self) -> int:
-        """Steps taken, those left out not counted; waits for the device."""
-        return int(next(iter(self.adam.state.values()))["step"])
-
-    def relative_step(self) -> float:
-        """Mean size of Adam's last step in units of its learning rate, after many steps; waits for the device."""
-        states, eps = self.adam.state.values(), self.settings.eps
-        return float(torch.cat([(s["exp_avg"].abs() / (s["exp_avg_sq"].sqrt() + eps)).reshape(-1) for s in states]).mean())
-
-    @torch.no_grad()
-    def step(self, grads: Values) -> None:
-        """Take one step down ``grads`` and project; where they are not finite (an overflow, a bad batch) nothing changes."""
-        finite = torch.isfinite(total_norm(grads))
-        for name, value in self.params.items():
-            value.grad = grads[name]
-        state = list(self.state().values())
-        before = [value.clone() for value in state]
-        self.adam.step()
-        for value, old in zip(state, before, strict=True):
-            torch.where(finite, value, old, out=value)
-        for name, allowed in self.regularizer.project(self.params).items():
-            self.params[name].copy_(allowed)
-
-    def state(self) -> dict[str, Tensor]:
-        """Every tensor that a run must keep, by name; the values themselves come first."""
-        kept = {f"hyper.{name}": value for name, value in self.params.items()}
-        for name, value in self.params.items():
-            kept |= {f"adam.{name}.{key}": entry for key, entry in self.adam.state[value].items()}
-        return kept
-
-
 def leaked_value(
-    hyper: HyperParameters,
+    regularizer: Regularizer,
     objective: MetaObjective,
+    hyper: Values,
     *,
     head: Values,
     batch: Batch,
     held_out: HeldOut,
-    lr: float | Tensor,
+    step: VirtualStep,
     group: dist.ProcessGroup | None = None,
 ) -> Tensor:
     """Meta objective after a virtual step of the head, as a function ``[]`` of the network itself.
@@ -588,8 +501,7 @@ def leaked_value(
     held constant, and may change before the gradient is asked for. Summed over the processes of ``group`` the gradient is that
     of one process with all samples.
     """
-    step, loss = hyper.settings.virtual_step(lr), hyper.regularizer.loss
-    fixed = {name: value.detach().clone() for name, value in hyper.params.items()}
+    fixed = {name: value.detach().clone() for name, value in hyper.items()}
     # Features from compiled code depend, for all that autograd knows, on every parameter, also on the head; the virtual step's
     # gradient is not to run through that code, which cannot be differentiated twice.
     own = {name: value.view_as(value) for name, value in head.items()}
@@ -600,11 +512,16 @@ def leaked_value(
     features, meta_features = (gather(value.to(own["weight"].dtype), group) for value in (batch.features, held_out.features))
     labels, meta_labels = gather(batch.labels, group), gather(held_out.labels, group)
     logits = F.linear(features, own["weight"], own.get("bias"))
-    total = loss(fixed, features.detach(), logits, labels, own).sum() * step.factor(len(labels))
+    total = regularizer.loss(fixed, features.detach(), logits, labels, own).sum() * step.factor(len(labels))
     found = torch.autograd.grad(total, list(own.values()), create_graph=True)
     virtual = virtual_sgd(own, dict(zip(own, found, strict=True)), lr=step.lr)
     return objective(F.linear(meta_features, virtual["weight"], virtual.get("bias")), meta_labels)
 
 
-def _capturable(device: torch.device) -> bool:
-    return device.type == "cuda"
+def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Set the learning rate of every group, in place where it is a tensor."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(lr)
+        else:
+            group["lr"] = lr

@@ -188,7 +188,7 @@ def test_meta_objective_learning_rate_of_the_hyper_parameters_follows_its_schedu
     # The network's learning rate drops at 3/7 and 5/7 of seven epochs.
     for epoch in (0, 3, 5):
         parts.objective.begin_epoch(epoch)
-        rates.append(parts.objective.learned.lr / 2e-4)
+        rates.append(parts.objective.learner.meta_lr / 2e-4)
     assert rates == pytest.approx(expected, abs=1e-4)
 
 
@@ -196,7 +196,7 @@ def test_meta_objective_learning_rate_of_the_hyper_parameters_follows_its_schedu
 def test_gamma_moves_by_the_memory_that_the_average_was_given(decay):
     def rate(**settings):
         recipe = override(Recipe(), TINY | {"train.epochs": "20000"} | {k.replace("__", "."): v for k, v in settings.items()})
-        return assemble(recipe).objective.learned.lr
+        return assemble(recipe).objective.learner.meta_lr
 
     every = assemble(override(Recipe(), TINY)).objective.every
     expected = speed_up(1 / (1 - float(decay)), every) / speed_up(1000, every)

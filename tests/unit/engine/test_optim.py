@@ -6,10 +6,10 @@ from torch import nn
 from torch.optim import SGD, AdamW
 
 from calibrant.engine.recipe import OptimPart, Recipe, override
-from calibrant.engine.setup import WeightAverage, build_optimizer, set_learning_rate
+from calibrant.engine.setup import WeightAverage, build_optimizer
 from calibrant.engine.train import assemble, run_epoch, train
 from calibrant.meta.network import gathering_norms
-from calibrant.meta.step import head_hypergradient
+from calibrant.meta.step import head_hypergradient, set_learning_rate
 
 TINY = {
     "data.name": "mixture",

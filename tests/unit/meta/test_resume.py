@@ -69,7 +69,7 @@ def test_load_state_dict_of_another_regularizer_raises_and_changes_nothing() -> 
     _, learner = build(0, half=False)
     state = learner.state_dict()
     before = {name: value.clone() for name, value in learner.hyper.items()}
-    state["hyper"] = {name: torch.zeros(8, 7) for name in state["hyper"]}
-    with pytest.raises(ValueError, match=r"`state` must hold \{'attention': \[8, 3\].*got \{'attention': \[8, 7\]"):
+    state["tensors"] |= {"hyper.attention": torch.zeros(8, 7)}
+    with pytest.raises(ValueError, match=r"`state` must hold \{'hyper.attention': \[8, 3\].*got \{'hyper.attention': \[8, 7\]"):
         learner.load_state_dict(state)
     assert all(torch.equal(value, before[name]) for name, value in learner.hyper.items())

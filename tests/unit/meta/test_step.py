@@ -8,67 +8,69 @@ import torch.nn.functional as F
 from torch import nn
 
 from calibrant.backbones import basic, resnet
-from calibrant.meta import MetaLearner, MetaSettings, UnitwiseL2
-from calibrant.meta.step import Batch, HeldOut, HyperParameters, leaked_value
+from calibrant.meta import MetaLearner, UnitwiseL2, VirtualStep
+from calibrant.meta.step import Batch, HeldOut, leaked_value
 from tracing import autocast_everywhere, trace_step
 
 
 def learned(regularizer=None, **settings):
-    generator = torch.Generator().manual_seed(0)
-    return HyperParameters(regularizer or UnitwiseL2(), MetaSettings(**settings), nn.Linear(4, 3), generator=generator)
+    head = nn.Linear(4, 3)
+    return MetaLearner(head, torch.optim.SGD(head.parameters()), regularizer=regularizer or UnitwiseL2(), **settings)
 
 
-def drawn(hyper, seed, scale=1.0):
+def taken(learner):
+    return float(learner.tensors()["adam.weight.step"])
+
+
+def drawn(learner, seed, scale=1.0):
     g = torch.Generator().manual_seed(seed)
-    return {name: scale * torch.randn(value.shape, generator=g) for name, value in hyper.params.items()}
+    return {name: scale * torch.randn(value.shape, generator=g) for name, value in learner.hyper.items()}
 
 
 def test_step_is_adams_then_the_projection():
-    hyper = learned(UnitwiseL2(init=0.1), meta_lr=0.05, betas=(0.9, 0.99), eps=1e-8)
-    twins = {name: value.clone().requires_grad_() for name, value in hyper.params.items()}
+    learner = learned(UnitwiseL2(init=0.1), meta_lr=0.05, betas=(0.9, 0.99), eps=1e-8)
+    twins = {name: value.clone().requires_grad_() for name, value in learner.hyper.items()}
     adam = torch.optim.Adam(twins.values(), lr=0.05, betas=(0.9, 0.99), eps=1e-8)
     for seed in range(6):
-        grads = drawn(hyper, seed)
-        hyper.step(grads)
+        grads = drawn(learner, seed)
+        learner.move(grads)
         for name, twin in twins.items():
             twin.grad = grads[name]
         adam.step()
         with torch.no_grad():
             for twin in twins.values():
                 twin.clamp_(min=0.0)
-        assert all(torch.equal(hyper.params[name], twin) for name, twin in twins.items())
-    assert any(bool((value == 0).any()) for value in hyper.params.values())
-    assert hyper.taken == 6
+        assert all(torch.equal(learner.hyper[name], twin) for name, twin in twins.items())
+    assert any(bool((value == 0).any()) for value in learner.hyper.values())
+    assert taken(learner) == 6
 
 
 def test_step_down_a_gradient_that_is_not_finite_changes_nothing():
-    hyper = learned()
-    hyper.step(drawn(hyper, 0))
-    before = {name: value.clone() for name, value in hyper.state().items()}
-    bad = drawn(hyper, 1)
+    learner = learned()
+    learner.move(drawn(learner, 0))
+    before = {name: value.clone() for name, value in learner.tensors().items()}
+    bad = drawn(learner, 1)
     bad["weight"][0, 0] = float("inf")
-    hyper.step(bad)
-    assert all(torch.equal(value, before[name]) for name, value in hyper.state().items())
-    assert hyper.taken == 1
-    hyper.step(drawn(hyper, 1))
-    assert hyper.taken == 2
+    learner.move(bad)
+    assert all(torch.equal(value, before[name]) for name, value in learner.tensors().items())
+    assert taken(learner) == 1
+    learner.move(drawn(learner, 1))
+    assert taken(learner) == 2
 
 
 def test_step_of_a_tiny_gradient_is_as_large_as_that_of_a_large_one():
     for scale in (1e3, 1e-9):
-        hyper = learned(UnitwiseL2(nonnegative=False), meta_lr=0.1)
-        hyper.step({name: torch.full_like(value, scale) for name, value in hyper.params.items()})
-        torch.testing.assert_close(hyper.params["weight"], torch.full((3, 4), -0.1), rtol=2e-3, atol=0)
-        # Without correction for its start, Adam's first step is (1 - 0.5) / sqrt(1 - 0.9) times as large.
-        assert hyper.relative_step() == pytest.approx(0.5 / 0.1**0.5, rel=5e-3)
+        learner = learned(UnitwiseL2(nonnegative=False), meta_lr=0.1)
+        learner.move({name: torch.full_like(value, scale) for name, value in learner.hyper.items()})
+        torch.testing.assert_close(learner.hyper["weight"], torch.full((3, 4), -0.1), rtol=2e-3, atol=0)
 
 
 def test_learning_rate_is_the_settings_or_the_pace():
-    assert learned(meta_lr=0.3).lr == 0.3
-    assert learned().lr == UnitwiseL2.pace
-    hyper = learned()
-    hyper.lr = 0.2
-    assert hyper.lr == hyper.adam.param_groups[0]["lr"] == 0.2
+    assert learned(meta_lr=0.3).meta_lr == 0.3
+    assert learned().meta_lr == UnitwiseL2.pace
+    learner = learned()
+    learner.meta_lr = 0.2
+    assert learner.meta_lr == learner.adam.param_groups[0]["lr"] == 0.2
 
 
 class Wave(UnitwiseL2):
@@ -79,13 +81,13 @@ class Wave(UnitwiseL2):
 
 
 def test_leaked_value_keeps_the_hyper_parameters_it_was_made_with():
-    hyper, labels = learned(Wave(init=1.0)), torch.arange(6) % 3
+    learner, labels = learned(Wave(init=1.0)), torch.arange(6) % 3
     head = {"weight": torch.randn(3, 4, requires_grad=True)}
     x = torch.randn(6, 4, requires_grad=True)
     given = {"head": head, "batch": Batch(x, F.linear(x, head["weight"]), labels), "held_out": HeldOut(x.detach() + 1, labels)}
-    value = leaked_value(hyper, F.cross_entropy, lr=0.1, **given)
+    value = leaked_value(learner.regularizer, F.cross_entropy, learner.hyper, step=VirtualStep(0.1), **given)
     before = torch.autograd.grad(value, [head["weight"], x], retain_graph=True)
-    hyper.params["weight"].fill_(7.0)
+    learner.hyper["weight"].fill_(7.0)
     after = torch.autograd.grad(value, [head["weight"], x])
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
 
@@ -103,7 +105,7 @@ OPTIONS = {
 @pytest.fixture
 def capturable(monkeypatch):
     """Let Adam step on any device as it does on CUDA: its count and its learning rate are tensors there."""
-    monkeypatch.setattr("calibrant.meta.step._capturable", lambda device: True)
+    monkeypatch.setattr("calibrant.meta.learner._capturable", lambda device: True)
     adam = sys.modules["torch.optim.adam"]
     monkeypatch.setattr(adam, "_get_capturable_supported_devices", lambda *args, **kwargs: ["cpu", "meta"])
 
