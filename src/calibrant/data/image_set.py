@@ -202,10 +202,9 @@ def split_indices(n: int, *, val: int, meta: int, seed: int) -> tuple[Tensor, Te
         >>> [len(part) for part in parts]
         [5, 2, 3]
     """
-    if val < 1 or meta < 0:
-        raise ValueError(f"split_indices: `val` (a tenth unless given) must be >= 1 and `meta` >= 0, got {val} and {meta}.")
-    if val + meta >= n:
-        raise ValueError(f"split_indices: `val` + `meta` must leave examples to train on, got {val} + {meta} of {n}.")
+    if not 1 <= val <= val + meta < n:
+        rule = "`val` (a tenth unless given) must be >= 1, `meta` >= 0, and examples must be left to train on"
+        raise ValueError(f"split_indices: {rule}, got {val} and {meta} of {n}.")
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
     return order[val + meta :], order[:val], order[val : val + meta]
 

@@ -103,15 +103,20 @@ def check_batch_size(batch_size: int, *, examples: int, world_size: int = 1) -> 
         )
 
 
-class _Batches:
-    """What training and meta batches share: labels and statistics on the device, the cursor, and images sent by the host."""
+class Batches:
+    """What training and meta batches share: labels and statistics on the device, the cursor, and images sent by the host.
+
+    ``draw`` is what is drawn for an epoch; its first row is the order of the examples.
+    """
 
     def __init__(
-        self, data: ImageSet, hardware: Hardware, *, batch_size: int, steps_per_epoch: int, seed: int, resident: bool
+        self, data: ImageSet, hardware: Hardware, *, batch_size: int, draw: Tensor, seed: int, resident: bool, pad: int = 0
     ) -> None:
         device, group = hardware.device, hardware.group
-        self.batch_size, self.steps_per_epoch, self.seed, self.resident = batch_size, steps_per_epoch, seed, resident
+        self.batch_size, self.seed, self.resident = batch_size, seed, resident
+        self.steps_per_epoch = draw.shape[1] // batch_size
         local = batch_size // group.world_size
+        self._images = pad_images(data.images, pad).to(device) if resident else data.images
         self._feed = None if resident else _HostFeed(data.images, batch_size=local, device=device)
         self._own = slice(group.rank * local, (group.rank + 1) * local)
         self._labels = data.labels.to(device)
@@ -119,6 +124,7 @@ class _Batches:
         self._std = torch.tensor(data.std, dtype=hardware.dtype, device=device)
         self._places = torch.arange(local, device=device)
         self._local = self._places + group.rank * local
+        self._draw = draw.to(device)
         self._cursor = torch.zeros((), dtype=torch.int64, device=device)
 
     def feed(self) -> None:
@@ -130,14 +136,27 @@ class _Batches:
         """The tensors that `next` changes."""
         return {"cursor": self._cursor}
 
-    def _begin(self, order: Tensor) -> None:
-        """Start at the first batch of ``order [steps, batch_size]``."""
+    def _begin(self, draw: Tensor, *, steps: int) -> None:
+        """Start at the first of so many batches of a new draw."""
+        self._draw.copy_(draw.pin_memory() if self._draw.is_cuda else draw, non_blocking=True)
         self._cursor.zero_()
         if self._feed is not None:
-            self._feed.begin(order[:, self._own])
+            self._feed.begin(draw[0, : steps * self.batch_size].view(steps, self.batch_size)[:, self._own])
+
+    def next(self) -> Batch:
+        """Make the next batch; wraps to the beginning after the last (warm-up steps may run past it)."""
+        step = self._cursor % self.steps_per_epoch
+        order, *augmentation = self._draw.index_select(1, step * self.batch_size + self._local).unbind(0)
+        images = self._look_up(order, *augmentation)
+        self._cursor += 1
+        return Batch(normalize(images, self._mean, self._std), self._labels[order], order, step)
+
+    def _look_up(self, order: Tensor, *augmentation: Tensor) -> Tensor:
+        """Images at these positions, or those that the host has sent."""
+        return self._images[order] if self._feed is None else self._feed.buffer
 
 
-class TrainBatches(_Batches):
+class TrainBatches(Batches):
     """Augmented training batches; the remainder of an epoch is left out. Call `feed` before each `next`.
 
     ``batch_size`` counts the examples of all processes; ``resident`` images lie on the device.
@@ -145,41 +164,34 @@ class TrainBatches(_Batches):
 
     def __init__(self, data: ImageSet, hardware: Hardware, *, batch_size: int, seed: int, resident: bool = True) -> None:
         check_batch_size(batch_size, examples=len(data), world_size=hardware.group.world_size)
-        steps = len(data) // batch_size
-        super().__init__(data, hardware, batch_size=batch_size, steps_per_epoch=steps, seed=seed, resident=resident)
         self.size, self.flip, self.pad = data.size, data.flip, data.pad
-        self._padded = pad_images(data.images, data.pad).to(hardware.device) if resident else data.images
-        self._draw = torch.zeros(4, len(data), dtype=torch.int64, device=hardware.device)
+        draw = torch.zeros(4, len(data), dtype=torch.int64)
+        super().__init__(data, hardware, batch_size=batch_size, draw=draw, seed=seed, resident=resident, pad=data.pad)
         self.begin_epoch(0)
 
     def begin_epoch(self, epoch: int, *, kept: Tensor | None = None) -> int:
         """Draw the order and augmentation of an epoch, of the examples ``kept`` alone if given; return its number of steps."""
-        rows = draw_epoch(self._draw.shape[1], pad=self.pad, flip=self.flip, seed=self.seed, epoch=epoch)
-        order = rows[0]
+        draw = draw_epoch(self._draw.shape[1], pad=self.pad, flip=self.flip, seed=self.seed, epoch=epoch)
+        order, steps = draw[0], self.steps_per_epoch
         if kept is not None and len(kept) < len(order):
             # Kept examples first, in their drawn order; the others fill the buffer behind them and are not reached.
             held = torch.isin(order, kept.cpu())
-            order = rows[0] = torch.cat([order[held], order[~held]])
-        self._draw.copy_(rows.pin_memory() if self._draw.is_cuda else rows, non_blocking=True)
-        steps = self.steps_per_epoch if kept is None else max(1, len(kept) // self.batch_size)
-        self._begin(order[: steps * self.batch_size].view(steps, self.batch_size))
+            draw[0] = torch.cat([order[held], order[~held]])
+            steps = max(1, len(kept) // self.batch_size)
+        self._begin(draw, steps=steps)
         return steps
 
-    def next(self) -> Batch:
-        """Make the next batch; wraps to the beginning after the last (warm-up steps may run past it)."""
-        step = self._cursor % self.steps_per_epoch
-        place = step * self.batch_size + self._local
-        order, rows, columns, mirrored = self._draw.index_select(1, place).unbind(0)
+    def _look_up(self, order: Tensor, *augmentation: Tensor) -> Tensor:
+        """Crop the images, and mirror some."""
+        rows, columns, mirrored = augmentation
         if self._feed is None:
-            padded, index = self._padded, order
+            padded, index = self._images, order
         else:
             padded, index = pad_images(self._feed.buffer, self.pad), self._places
-        images = crop_batch(padded, index, rows, columns, mirrored.bool(), size=self.size)
-        self._cursor += 1
-        return Batch(normalize(images, self._mean, self._std), self._labels[order], order, step)
+        return crop_batch(padded, index, rows, columns, mirrored.bool(), size=self.size)
 
 
-class MetaBatches(_Batches):
+class MetaBatches(Batches):
     """Held-out batches, not augmented, re-drawn without replacement: never a cached cycle, never a small remainder.
 
     At most the whole set is a batch; ``steps_per_epoch`` counts meta steps. With ``in_order`` they go through the set in its
@@ -199,35 +211,22 @@ class MetaBatches(_Batches):
     ) -> None:
         size = min(batch_size, len(data))
         size -= size % hardware.group.world_size
-        super().__init__(data, hardware, batch_size=size, steps_per_epoch=steps_per_epoch, seed=seed, resident=resident)
+        draw = torch.zeros(1, steps_per_epoch * size, dtype=torch.int64)
+        super().__init__(data, hardware, batch_size=size, draw=draw, seed=seed, resident=resident)
         self._in_order, self.examples = in_order, len(data)
-        self._images = data.images.to(hardware.device) if resident else data.images
-        self._order = torch.zeros(steps_per_epoch, size, dtype=torch.int64, device=hardware.device)
         self.begin_epoch(0)
 
     def begin_epoch(self, epoch: int) -> None:
         """Draw as many fresh permutations of the set as the epoch's meta steps need."""
         generator = torch.Generator().manual_seed((self.seed * 1_000_003 + epoch) % 2**63 ^ 0x5EED)
-        examples = len(self._images)
+        examples, length = len(self._images), self._draw.shape[1]
         per_pass = examples // self.batch_size
         passes, kept = -(-self.steps_per_epoch // per_pass), per_pass * self.batch_size
         if self._in_order:
-            length = self.steps_per_epoch * self.batch_size
             order = torch.arange(epoch * length, (epoch + 1) * length) % kept
         else:
             order = torch.cat([torch.randperm(examples, generator=generator)[:kept] for _ in range(passes)])
-        order = order[: self.steps_per_epoch * self.batch_size].view(self.steps_per_epoch, self.batch_size)
-        self._order.copy_(order)
-        self._begin(order)
-
-    def next(self) -> Batch:
-        """Make the next meta batch; wraps to the beginning after the last."""
-        step = self._cursor % self.steps_per_epoch
-        # A 0-d index would be read by the host; selecting a row of length one is not.
-        index = self._order.index_select(0, step.view(1)).squeeze(0)[self._local]
-        self._cursor += 1
-        images = self._images[index] if self._feed is None else self._feed.buffer
-        return Batch(normalize(images, self._mean, self._std), self._labels[index], index, step)
+        self._begin(order[:length].unsqueeze(0), steps=self.steps_per_epoch)
 
     def once(self) -> Iterator[Batch]:
         """Every batch of one pass in order, whatever the cursor says."""

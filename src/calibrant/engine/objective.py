@@ -79,16 +79,14 @@ class Objective:
     The loss and what it remembers see the batch of all processes.
 
     Attributes:
-        has_meta: Whether some steps also move hyper-parameters.
+        has_meta: Whether some steps also move hyper-parameters; `loss` is then this process's part of a sum, else the whole.
         every: Steps from one of those to the next.
-        is_part: Whether `loss` is this process's part of the sum over processes, and not the whole.
         gamma: Features → the gamma of every sample, for methods that have one.
         learning: How hyper-parameters are learned, as plain data; empty where none are.
     """
 
     has_meta = False
     every = 1
-    is_part = False
     gamma: Callable[[Tensor], Tensor] | None = None
     learning: Mapping[str, object] = MappingProxyType({})
 
@@ -254,7 +252,6 @@ class MetaObjective(Objective):
     """
 
     has_meta = True
-    is_part = True
 
     def __init__(self, plan: MetaPlan, run: Assembly) -> None:
         recipe, settings = run.recipe, plan.settings
@@ -293,7 +290,6 @@ class MetaObjective(Objective):
         banked = plan.meta_batch_size is None and bool(averaged) and settings.meta_bn == "frozen" and not self.learner.full
         self.batches, self.bank = self._held_out_data(run, banked=banked)
         self.gamma = self._gamma if hasattr(plan.regularizer, "gamma") else None
-        self.value = torch.zeros((), device=self.head.weight.device)
         self.learning = self._learning()
 
     def _learning(self) -> dict[str, object]:
@@ -398,8 +394,7 @@ class MetaObjective(Objective):
         update that leaks, the gradient of what is returned has the leaked one in it, though the value has not.
         """
         if with_meta:
-            total, found = self.learner.update_and_loss(features, logits, batch.labels, **self._held_out(batch))
-            self.value.copy_(found.value)
+            total, _ = self.learner.update_and_loss(features, logits, batch.labels, **self._held_out(batch))
         else:
             total = self.learner.loss(features, logits, batch.labels)
         return total if self.recipe.train.reduction == "sum" else total / self.group.world_size
@@ -418,7 +413,7 @@ class MetaObjective(Objective):
         """Return hyper-parameters, their optimizer's state and the meta cursor, by name."""
         batches = {f"batches.{name}": value for name, value in self.batches.state().items()}
         bank = {} if self.bank is None else {f"bank.{name}": value for name, value in self.bank._asdict().items()}
-        return self.learner.tensors() | {"value": self.value} | batches | bank
+        return self.learner.tensors() | batches | bank
 
     def _gamma(self, features: Tensor) -> Tensor:
         rule: Callable[[Mapping[str, Tensor], Tensor], Tensor] = self.plan.regularizer.gamma  # type: ignore[attr-defined]

@@ -33,8 +33,8 @@ from calibrant.core.records import Predictions, Scores, Split
 from calibrant.data.image_set import ImageSet, normalize
 from calibrant.data.sets import read_images
 from calibrant.engine.batches import at_once, check_same_data, load_data
-from calibrant.engine.methods import resolved
-from calibrant.engine.recipe import KEYS, NEUTRAL, BackbonePart, Recipe, read_toml, recipe_of, to_toml, value_of
+from calibrant.engine.methods import flat_recipe
+from calibrant.engine.recipe import NEUTRAL, BackbonePart, Recipe, read_toml, recipe_of, to_toml
 from calibrant.engine.setup import (
     FeatureFunction,
     Hardware,
@@ -284,14 +284,6 @@ class BestEpoch:
         if error <= bound:
             self.candidates.append(Candidate(record.epoch, error, value, copy_weights()))
 
-    def state(self) -> list[dict[str, Any]]:
-        """Return the candidates as plain data."""
-        return [candidate._asdict() for candidate in self.candidates]
-
-    def restore(self, state: Sequence[Mapping[str, Any]]) -> None:
-        """Take up what `state` gave."""
-        self.candidates = [Candidate(**held) for held in state]
-
 
 def copy_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return copies on the CPU."""
@@ -323,8 +315,6 @@ class RunFolder:
             check_same_run(read_recipe(path), recipe, where=str(path))
         path.mkdir(parents=True, exist_ok=True)
         self._lock = lock_folder(path)
-        for left in path.glob(".*.tmp"):
-            left.unlink(missing_ok=True)  # what a killed process was writing
 
     def __enter__(self) -> Self:
         return self
@@ -342,7 +332,14 @@ class RunFolder:
         if not (self._begun and file.exists()):
             return None
         check_same_data(read_facts(self.path), self.recipe.data, where=str(self.path), now=assembly.fingerprint)
-        return load_checkpoint(file)
+        try:
+            return dict(torch.load(file, map_location="cpu", weights_only=True))
+        except Exception as error:
+            # Its own words would advise to load the file in a way that may run code.
+            raise ValueError(
+                f"train: `{file}` must be a checkpoint of `calibrant train`, got a file that is damaged and cannot be read. "
+                "Delete it to start over, or use another folder."
+            ) from error
 
     def begin(self, assembly: Assembly, history: Sequence[EpochRecord]) -> None:
         """Write the recipe, where the run comes from, and the epochs that a resumed run has behind it."""
@@ -443,11 +440,7 @@ def check_same_run(found: Recipe, wanted: Recipe, *, where: str) -> None:
 
 def _what_counts(recipe: Recipe) -> dict[str, object]:
     """Dotted key → value of all that decides what is trained, with what the method decides."""
-    full, left_out = resolved(recipe), {*NEUTRAL, "method.options"}
-    found = {key: value_of(full, key) for key in KEYS if key not in left_out}
-    return {key: value for key, value in found.items() if value is not None} | {
-        f"method.options.{name}": value for name, value in recipe.method.options.items()
-    }
+    return {key: value for key, value in flat_recipe(recipe).items() if key not in NEUTRAL and value is not None}
 
 
 def load_run(folder: str | Path) -> Run:
@@ -528,13 +521,10 @@ def _network(part: BackbonePart, inputs: Shape, path: Path) -> nn.Module:
 def read_facts(folder: Path) -> dict[str, Any]:
     """Return what ``run.json`` of a run says; empty where there is none."""
     file = folder / "run.json"
-    if not file.exists():
-        return {}
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     except ValueError as error:
         raise ValueError(f"train: `{file}` must hold what `calibrant train` wrote, got: {error}.") from None
-    return found if isinstance(found, dict) else {}
 
 
 def _line(record: EpochRecord) -> str:
@@ -580,18 +570,6 @@ def save_checkpoint(value: object, path: Path) -> None:
         except RuntimeError as error:
             # After a failed write `torch.save` complains of the archive that it then closes.
             raise error.__context__ if isinstance(error.__context__, OSError) else error from None
-
-
-def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a checkpoint; nothing in the file can run code."""
-    try:
-        return dict(torch.load(path, map_location="cpu", weights_only=True))
-    except Exception as error:
-        # Its own words would advise to load the file in a way that may run code.
-        raise ValueError(
-            f"train: `{path}` must be a checkpoint of `calibrant train`, got a file that is damaged and cannot be read. "
-            "Delete it to start over, or use another folder."
-        ) from error
 
 
 def restore_state(state: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:

@@ -29,7 +29,7 @@ from calibrant.data.image_set import ImageSet
 from calibrant.engine.recipe import BackbonePart, OptimPart, Recipe, TrainPart
 from calibrant.io.files import atomic_writer
 from calibrant.meta.network import find_head, gathering_norms, meta_mode, own_randomness
-from calibrant.meta.step import gather
+from calibrant.meta.step import all_summed, gather
 
 T = TypeVar("T")
 Precision = Literal["bf16", "float32", "float64"]
@@ -58,12 +58,9 @@ class Group(NamedTuple):
         """Replace each tensor by its sum over the processes, in one message."""
         if self.world_size == 1 or not tensors:
             return
-        flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
-        dist.all_reduce(flat)
-        parts = flat.split([tensor.numel() for tensor in tensors])
         with torch.no_grad():
-            for tensor, part in zip(tensors, parts, strict=True):
-                tensor.copy_(part.view_as(tensor))
+            for tensor, total in zip(tensors, all_summed(tensors, self.processes), strict=True):
+                tensor.copy_(total)
 
     def average(self, tensors: Sequence[Tensor]) -> None:
         """Replace each tensor by its mean over the processes."""
@@ -105,10 +102,7 @@ def joined_group(device: str) -> Iterator[Group]:
     if world_size == 1:
         yield ALONE_GROUP
         return
-    cuda, here = torch.cuda.is_available() and device != "cpu", _variable("LOCAL_WORLD_SIZE", 1)
-    if cuda and here > torch.cuda.device_count():
-        got = f"{here} processes on a machine with {torch.cuda.device_count()}"
-        raise ValueError(f"train: every process must have a GPU of its own, got {got}. Lower `--nproc-per-node`.")
+    cuda = torch.cuda.is_available() and device != "cpu"
     # NCCL sends from the current GPU, also what is no tensor; told of it, it connects now and not within the first step.
     own = torch.device("cuda", local_rank) if cuda else None
     with nullcontext() if own is None else torch.cuda.device(own):
@@ -199,12 +193,11 @@ def choose_hardware(
     if chosen.type not in ("cpu", "cuda"):
         raise ValueError(f"train: `device` must be 'auto', 'cpu', 'cuda' or 'cuda:1', got {device!r}.")
     cuda, alone = chosen.type == "cuda", group.world_size == 1
-    if cuda and not available:
-        raise ValueError(f"train: `device` must exist here, got {device!r} where there is no CUDA device. Use `--device cpu`.")
     if cuda:
-        index, count = chosen.index if alone else group.local_rank, torch.cuda.device_count()
-        if index is not None and index >= count:
-            raise ValueError(f"train: `device` must be one of {count} CUDA devices, counted from 0, got cuda:{index}.")
+        index, count = chosen.index if alone else group.local_rank, torch.cuda.device_count() if available else 0
+        if (index or 0) >= count:
+            got = f"cuda:{index or 0}; `--device cpu` needs none"
+            raise ValueError(f"train: `device` must be one of {count} CUDA devices, counted from 0, got {got}.")
         chosen = torch.device("cuda", torch.cuda.current_device() if index is None else index)
     if precision == "auto":
         precision = "bf16" if cuda and torch.cuda.is_bf16_supported() else "float32"

@@ -76,19 +76,14 @@ def divide(data: DataSet, recipe: Recipe) -> RunData:
 
 
 def divide_rows(n: int, recipe: Recipe) -> tuple[Tensor, Tensor, Tensor]:
-    """Return which of ``n`` images are for training, validation and meta steps; raises ``ValueError`` if there are too few."""
-    val, meta = held_out(n, recipe)
-    return split_indices(n, val=val, meta=meta, seed=recipe.seed)
-
-
-def held_out(n: int, recipe: Recipe) -> tuple[int, int]:
-    """Return how many of ``n`` images are for validation, and how many more are held out.
+    """Return which of ``n`` images are for training, validation and meta steps; raises ``ValueError`` if there are too few.
 
     The published protocol holds a tenth out for methods that learn; by default these learn on the validation part.
     """
     part, apart = recipe.data, learns(recipe) and recipe.method.preset == "paper"
     val = n // 10 if part.val is None else part.val
-    return val, (n // 10 if apart else 0) if part.meta is None else part.meta
+    meta = (n // 10 if apart else 0) if part.meta is None else part.meta
+    return split_indices(n, val=val, meta=meta, seed=recipe.seed)
 
 
 def augmented(train: ImageSet, part: DataPart) -> ImageSet:
@@ -280,7 +275,7 @@ def run_epoch(assembly: Assembly, epoch: int, *, started: float, tick: Tick | No
             raise _diverged(f"training broke down in epoch {epoch + 1} ({str(error).rstrip('.')})", recipe) from error
         if tick is not None:
             tick(epoch, place + 1, steps)
-    if objective.is_part:
+    if objective.has_meta:  # its loss is that of one's own examples
         group.add_up([assembly.loss_sum])
     total = float(assembly.loss_sum)  # waits for the device: the epoch is over
     examples = steps * batches.batch_size
@@ -462,7 +457,7 @@ def _train(recipe: Recipe, group: Group, folder: RunFolder | None, *, report: Re
                 "train: `train.alternatives` must be set from the start, got a run begun without. Use another folder."
             )
         for name, choice in choices.items():
-            choice.restore(kept[name])
+            choice.candidates = [Candidate(**held) for held in kept[name]]
         history = [EpochRecord(**record) for record in found["history"]]
     if folder is not None:
         folder.begin(assembly, history)
@@ -478,7 +473,7 @@ def _train(recipe: Recipe, group: Group, folder: RunFolder | None, *, report: Re
             if folder is not None:
                 if epoch + 1 == epochs or time.monotonic() - saved >= recipe.train.checkpoint_every_seconds:
                     records = [dict(vars(record)) for record in history]
-                    kept = {name: choice.state() for name, choice in choices.items()}
+                    kept = {name: [held._asdict() for held in choice.candidates] for name, choice in choices.items()}
                     state = {"state": copy_state(assembly.state()), "best": kept.pop("best"), "alternatives": kept}
                     save_checkpoint(state | {"history": records}, folder.path / "state.pt")
                     saved = time.monotonic()

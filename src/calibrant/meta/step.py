@@ -95,16 +95,20 @@ def gather(tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     return made
 
 
+def all_summed(tensors: Sequence[Tensor], group: dist.ProcessGroup | None) -> list[Tensor]:
+    """Sums of tensors over all processes of ``group``, in one message."""
+    flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+    dist.all_reduce(flat, group=group)
+    parts = flat.split([tensor.numel() for tensor in tensors])
+    return [part.view_as(tensor) for tensor, part in zip(tensors, parts, strict=True)]
+
+
 def combine(grads: Params, reduction: str, group: dist.ProcessGroup | None) -> Params:
-    """Sum (``reduction="sum"``) or average the gradients of all processes of ``group``, in one message."""
+    """Sum (``reduction="sum"``) or average the gradients of all processes of ``group``."""
     if group is None:
         return grads
-    flat = torch.cat([grad.reshape(-1) for grad in grads.values()])
-    dist.all_reduce(flat, group=group)
-    if reduction == "mean":
-        flat = flat / dist.get_world_size(group)
-    parts = flat.split([grad.numel() for grad in grads.values()])
-    return {name: part.view_as(grad) for (name, grad), part in zip(grads.items(), parts, strict=True)}
+    processes = dist.get_world_size(group) if reduction == "mean" else 1
+    return {name: total / processes for name, total in zip(grads, all_summed(list(grads.values()), group), strict=True)}
 
 
 def total_norm(values: Values) -> Tensor:
