@@ -8,13 +8,15 @@ import sys
 import textwrap
 import warnings
 from collections.abc import Callable
+from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from calibrant.cli.terminal import Options, progress_bar, say, says_how_to_go_on
 from calibrant.engine.recipe import KEYS, Recipe, value_of
 
 EXAMPLES = {
@@ -84,62 +86,54 @@ Files = Annotated[
     typer.Argument(metavar="FILE", help="Predictions: a file, or many as one: a folder, 'parts/*.parquet', s3://… too."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON instead of tables.")]
-ClassNames = Annotated[Path | None, typer.Option(metavar="FILE", help="Names of the classes, one per line or JSON.")]
-SliceBy = Annotated[
-    list[str] | None, typer.Option("--slice", metavar="COLUMN", help="Measure each group of this column too; A,B crosses two.")
-]
-ProbColumn = Annotated[str | None, typer.Option(metavar="NAME", help="Column of a table with P(positive) of two classes.")]
-LabelColumn = Annotated[str | None, typer.Option(metavar="NAME", help="Column of a table with the labels.")]
-IgnoreIndex = Annotated[
-    int | None, typer.Option(min=-(10**9), max=10**9, metavar="LABEL", help="Leave out examples with this label.")
-]
-Bins = Annotated[int, typer.Option(min=1, max=3000, metavar="M", help="Bins of the binned metrics.")]
-Resamples = Annotated[int, typer.Option(min=100, max=100_000, metavar="N", help="Bootstrap resamples for the intervals.")]
-Seed = Annotated[int, typer.Option(min=0, metavar="N", help="Seed of the bootstrap.")]
-RecipeFile = Annotated[
-    Path | None, typer.Argument(metavar="RECIPE.toml", help="Recipe; options change it (defaults in brackets).")
-]
 Jobs = Annotated[int | None, typer.Option(min=1, metavar="N", help="Runs at a time (cores, or what fits on GPUs).")]
 Root = Annotated[
     Path | None, typer.Option("--data-root", "--root", metavar="FOLDER", help="Folder of data sets (~/.cache/calibrant/data).")
 ]
 
 
-def runs(place: str, *flags: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+_MEASURING = tuple(field.name for field in fields(Options))
+
+
+def runs(place: str, *shared: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Make a command of a function that has nothing but a signature and a docstring.
 
-    The arguments go by keyword to the function at ``place``, ``module:name`` in this room, which is loaded when called. Options
-    of a recipe, given by their ``flags``, are added; they arrive as ``options``, dotted key → value, None where not said.
+    The arguments go by keyword to the function at ``place``, ``module:name`` in this room, which is loaded when called. Those
+    of `Options` that are ``shared`` are added, and options of a recipe, given by their flags; the latter arrive as ``options``,
+    dotted key → value, None where not said.
     """
-    names = {key.flag.removeprefix("--").replace("-", "_"): name for name, key in KEYS.items() if key.flag in flags}
+    recipe = {key.flag.removeprefix("--").replace("-", "_"): name for name, key in KEYS.items() if key.flag in shared}
+    hints = get_type_hints(Options, include_extras=True)
+    known = {name: (getattr(Options, name), hints[name]) for name in shared if name in hints}
+    known |= {argument: _option(name) for argument, name in recipe.items()}
 
     def decorate(described: Callable[..., None]) -> Callable[..., None]:
         def command(**given: object) -> None:
             module, _, function = place.partition(":")
-            if names:
-                said = {name: given.pop(argument) for argument, name in names.items()}
+            if recipe:
+                said = {name: given.pop(argument) for argument, name in recipe.items()}
                 given["options"] = {name: None if value is False else value for name, value in said.items()}
             getattr(import_module(f"calibrant.cli.{module}"), function)(**given)
 
-        own = [*inspect.signature(described, eval_str=True).parameters.values(), *map(_option, names, names.values())]
-        keywords = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
-        command.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
-        command.__annotations__ = {parameter.name: parameter.annotation for parameter in keywords}
+        own, kind = inspect.signature(described, eval_str=True), inspect.Parameter.KEYWORD_ONLY
+        added = [inspect.Parameter(name, kind, default=usual, annotation=hint) for name, (usual, hint) in known.items()]
+        whole = own.replace(parameters=[*own.parameters.values(), *added])
+        command.__signature__ = whole  # type: ignore[attr-defined]
+        command.__annotations__ = {parameter.name: parameter.annotation for parameter in whole.parameters.values()}
         command.__name__, command.__doc__ = described.__name__, described.__doc__
         return command
 
     return decorate
 
 
-def _option(argument: str, name: str) -> inspect.Parameter:
-    """The option of a recipe's key."""
+def _option(name: str) -> tuple[object, object]:
+    """Default and annotation of the option of a recipe's key."""
     key, default = KEYS[name], value_of(Recipe(), name)
     text, is_switch = f"{key.help[0].upper()}{key.help[1:]}", isinstance(default, bool)
     usual = "" if is_switch else f" ({key.unset if default is None else default})"
     kind: Any = bool if is_switch else (int if isinstance(default, int) else str) | None
     shown = typer.Option(key.flag, metavar=None if is_switch else key.metavar, help=f"{text}{usual}.")
-    unsaid = default if is_switch else None
-    return inspect.Parameter(argument, inspect.Parameter.KEYWORD_ONLY, default=unsaid, annotation=Annotated[kind, shown])
+    return default if is_switch else None, Annotated[kind, shown]
 
 
 class Command(TyperCommand):
@@ -196,19 +190,11 @@ results_app = typer.Typer(help="Keep results of finished runs as small records, 
 
 
 @app.command(cls=Command)
-@runs("measure:measure_files")
+@runs("measure:measure_files", *_MEASURING)
 def measure(
     files: Files,
-    n_bins: Bins = 15,
     as_json: AsJson = False,
     by_class: Annotated[bool, typer.Option("--by-class", help="Show every class, worst first.")] = False,
-    slice_by: SliceBy = None,
-    class_names: ClassNames = None,
-    ignore_index: IgnoreIndex = None,
-    prob_column: ProbColumn = None,
-    label_column: LabelColumn = None,
-    resamples: Resamples = 1000,
-    seed: Seed = 0,
     fail_if: Annotated[
         list[str] | None,
         typer.Option(metavar="LIMIT", help="End with exit code 3 if a score breaks this limit: 'ece>0.05', 'ece.high>0.05'."),
@@ -224,7 +210,9 @@ def measure(
 @app.command(cls=Command)
 @runs("train:train_model", *(key.flag for key in KEYS.values() if key.flag))
 def train(
-    recipe: RecipeFile = None,
+    recipe: Annotated[
+        Path | None, typer.Argument(metavar="RECIPE.toml", help="Recipe; options change it (defaults in brackets).")
+    ] = None,
     out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Run folder (runs/DATA-MODEL-METHOD-seedN).")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the recipe, as optim.lr=0.2.")
@@ -253,7 +241,7 @@ def predict(
 
 
 @app.command(cls=Command)
-@runs("repair:repair_file")
+@runs("repair:repair_file", *_MEASURING)
 def repair(
     fit: Annotated[Path, typer.Argument(metavar="VAL", help="Predictions to fit on; not those of the test set.")],
     file: Annotated[Path, typer.Argument(metavar="TEST", help="Predictions to repair.")],
@@ -269,14 +257,6 @@ def repair(
         float | None, typer.Option(min=0.0, metavar="P", help="Raise smaller probabilities to this one before the fit.")
     ] = None,
     as_json: AsJson = False,
-    slice_by: SliceBy = None,
-    class_names: ClassNames = None,
-    ignore_index: IgnoreIndex = None,
-    prob_column: ProbColumn = None,
-    label_column: LabelColumn = None,
-    n_bins: Bins = 15,
-    resamples: Resamples = 1000,
-    seed: Seed = 0,
 ) -> None:
     """Repair predictions: fit a calibrator on VAL, apply it to TEST.
 
@@ -295,7 +275,7 @@ def apply(
 
 
 @app.command(cls=Command, short_help="Write one HTML page of predictions, or of runs.")
-@runs("repair:write_report")
+@runs("repair:write_report", *_MEASURING)
 def report(
     out: Annotated[Path, typer.Option(metavar="FILE.html", help="Where to write the page.")],
     file: Annotated[Path | None, typer.Argument(metavar="TEST", help="Test predictions, or a folder of runs.")] = None,
@@ -304,15 +284,7 @@ def report(
         list[Path] | None, typer.Option("--run", metavar="FOLDER", help="A run, or a folder of runs; may be repeated.")
     ] = None,
     method: Annotated[str, typer.Option(metavar="NAME", help="Calibrator, of those below; auto tries all.")] = "auto",
-    class_names: ClassNames = None,
-    ignore_index: IgnoreIndex = None,
-    prob_column: ProbColumn = None,
-    label_column: LabelColumn = None,
-    slice_by: SliceBy = None,
     title: Annotated[str | None, typer.Option(metavar="TEXT", help="Title of the page.")] = None,
-    n_bins: Bins = 15,
-    resamples: Resamples = 1000,
-    seed: Seed = 0,
 ) -> None:
     """Write a report: one HTML file that opens anywhere, without network.
 
@@ -322,7 +294,7 @@ def report(
 
 
 @app.command(cls=Command, short_help="Find confidence thresholds with a guaranteed error.")
-@runs("repair:decide")
+@runs("repair:decide", "class_names", "ignore_index")
 def decide(
     fit: Annotated[Path, typer.Argument(metavar="VAL", help="Predictions to learn on; not those of the test set.")],
     file: Annotated[Path, typer.Argument(metavar="TEST", help="Predictions to try it on.")],
@@ -331,14 +303,12 @@ def decide(
     ] = None,
     delta: Annotated[float, typer.Option(metavar="SHARE", help="Chance that a guarantee fails.")] = 0.05,
     as_json: AsJson = False,
-    class_names: ClassNames = None,
-    ignore_index: IgnoreIndex = None,
 ) -> None:
     """Find confidence thresholds with a guaranteed error, and the share of examples that they answer."""
 
 
 @app.command(cls=Command, short_help="Watch predictions over time; an alarm when they stop being calibrated.")
-@runs("measure:monitor_stream")
+@runs("measure:monitor_stream", "class_names", "ignore_index", "n_bins", "resamples", "seed")
 def monitor(
     paths: Annotated[list[str], typer.Argument(metavar="PATH", help="Files of predictions, or folders of them.")],
     time: Annotated[str, typer.Option(metavar="COLUMN", help="Column of dates, or NAME of folders NAME=DATE.")] = "date",
@@ -350,11 +320,6 @@ def monitor(
     figure: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw a chart, as FILE.png and FILE.pdf.")] = None,
     fail_on_alarm: Annotated[bool, typer.Option("--fail-on-alarm", help="End with exit code 3 on an alarm.")] = False,
     as_json: AsJson = False,
-    class_names: ClassNames = None,
-    ignore_index: IgnoreIndex = None,
-    n_bins: Bins = 15,
-    resamples: Resamples = 1000,
-    seed: Seed = 0,
 ) -> None:
     """Measure predictions in windows of time, and say when the model is no longer calibrated.
 
@@ -436,7 +401,6 @@ def demo(
 @data_app.command("list", short_help="Show every data set and whether it is there.")
 def list_sets(root: Root = None) -> None:
     """Show every data set that can be named, and whether it is there."""
-    from calibrant.cli.terminal import say
     from calibrant.data import DATASETS, DEFAULT_ROOT
 
     for name, source in DATASETS.available().items():
@@ -452,7 +416,6 @@ def fetch_sets(
     names: Annotated[list[str], typer.Argument(metavar="NAME", help="Data sets: cifar10, mnist …")], root: Root = None
 ) -> None:
     """Download data sets, compare them with their checksums, and go on where an earlier download stopped."""
-    from calibrant.cli.terminal import progress_bar, say, says_how_to_go_on
     from calibrant.data import DATASETS
 
     for source in [DATASETS[name] for name in names]:
@@ -539,8 +502,6 @@ def _explain(error: Exception) -> tuple[int, str]:
 
 def _end(code: int, sentence: str) -> int:
     """Say a sentence; of the processes that ``torchrun`` starts on a machine only the first says what is wrong with input."""
-    from calibrant.cli.terminal import say
-
     is_echo = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("LOCAL_RANK", "0") != "0"
     if code != 2 or not is_echo:
         say(f"calibrant: {' '.join(sentence.split())}", error=True)

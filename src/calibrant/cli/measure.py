@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from calibrant.cli.terminal import (
+    Options,
     Row,
     Terminal,
     check_destination,
@@ -82,18 +83,10 @@ Sums: TypeAlias = dict[Group | None, Summary]
 
 
 @dataclass(frozen=True)
-class Request:
+class Request(Options):
     """How to read and measure files; see the options of ``calibrant measure``."""
 
-    n_bins: int = 15
-    resamples: int = 1000
-    seed: int = 0
-    class_names: Path | None = None
-    ignore_index: int | None = None
     by_class: bool = False
-    slice_by: Sequence[str] | None = None
-    prob_column: str | None = None
-    label_column: str | None = None
     ray: bool = False
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What all commands share in a terminal: tables that fit, progress bars, where results may be written, how to be stopped."""
+"""What commands share: options, tables that fit, progress bars, where results may be written, how to be stopped."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import signal
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -27,6 +28,29 @@ _GAP = 2
 _LEAST_NAME = 10
 # Lines of prose longer than this are hard to read, however wide the terminal is.
 _PROSE_WIDTH = 100
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of commands that read predictions: how to read and to measure them."""
+
+    slice_by: Annotated[
+        list[str] | None,
+        typer.Option("--slice", metavar="COLUMN", help="Measure each group of this column too; A,B crosses two."),
+    ] = None
+    class_names: Annotated[Path | None, typer.Option(metavar="FILE", help="Names of the classes, one per line or JSON.")] = None
+    ignore_index: Annotated[
+        int | None, typer.Option(min=-(10**9), max=10**9, metavar="LABEL", help="Leave out examples with this label.")
+    ] = None
+    prob_column: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Column of a table with P(positive) of two classes.")
+    ] = None
+    label_column: Annotated[str | None, typer.Option(metavar="NAME", help="Column of a table with the labels.")] = None
+    n_bins: Annotated[int, typer.Option(min=1, max=3000, metavar="M", help="Bins of the binned metrics.")] = 15
+    resamples: Annotated[
+        int, typer.Option(min=100, max=100_000, metavar="N", help="Bootstrap resamples for the intervals.")
+    ] = 1000
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of the bootstrap.")] = 0
 
 
 class Terminal(Console):
