@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.text import Text
 
 from calibrant.calibrators.auto import calibrator_of
-from calibrant.cli.terminal import Row, Terminal, duration_words, fit_table, say, says_how_to_go_on, show_heading
+from calibrant.cli.terminal import Row, Terminal, fit_table, say, says_how_to_go_on, show_heading
 from calibrant.cli.train import merge_settings
 from calibrant.engine.recipe import load_recipe
 from calibrant.engine.run import is_finished
@@ -26,7 +26,7 @@ from calibrant.grid.export import write_number
 from calibrant.grid.schedule import Board, Cell, Event, Stage, Watch, split_names
 from calibrant.grid.tables import MARK, NOT_IN_PAPER
 from calibrant.metrics.verdict import SIGNIFICANT
-from calibrant.paper.reproduce import Reproduction, plan_reproduction, run_reproduction, write_results_page
+from calibrant.paper.reproduce import Reproduction, plan_reproduction, run_reproduction, write_duration, write_results_page
 from calibrant.report.rows import INFO_NAMES, Table
 from calibrant.report.rows import Row as TableRow
 
@@ -109,7 +109,7 @@ def done_words(board: Board) -> str:
 
 def running_words(board: Board) -> str:
     """Say how far a grid is and how long the rest will take, and below that how far each run is."""
-    lines = [", ".join([f"{duration_words(board.clock() - board.started)} passed", *_time_left(board)])]
+    lines = [", ".join([f"{write_duration(board.clock() - board.started)} passed", *_time_left(board)])]
     for cell in board.cells.values():
         if cell.stage is Stage.RUNNING:
             error = cell.numbers.get("val_error")
@@ -133,7 +133,7 @@ def _called(cell: Cell) -> str:
 
 def _time_left(board: Board) -> list[str]:
     left = board.seconds_left()
-    return [f"about {duration_words(left)} left"] if left else []
+    return [f"about {write_duration(left)} left"] if left else []
 
 
 def show_table(table: Table, *, console: Console) -> None:

@@ -136,28 +136,24 @@ def _option(name: str) -> tuple[object, object]:
     return default if is_switch else None, Annotated[kind, shown]
 
 
-class Command(TyperCommand):
-    """A command whose help ends in examples and, where it takes them, the names there are."""
+class _Usage:
+    name: str | None
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Write what stands below the options."""
-        write_usage(self.name or "", formatter)
+        """Write examples below the options and, where the command takes them, the names there are."""
+        command = self.name if self.name in EXAMPLES else ""
+        formatter.write("\n  ".join(["\nExamples:", *EXAMPLES[command]]) + "\n")
+        for text, *table in _WORDS.get(command, ()):
+            names = ", ".join(getattr(import_module(table[0]), table[1])) if table else ""
+            formatter.write(f"\n{textwrap.fill(text.format(names), _WIDTH, break_on_hyphens=False)}\n")
 
 
-class Commands(TyperGroup):
+class Command(_Usage, TyperCommand):
+    """A command whose help ends in examples."""
+
+
+class Commands(_Usage, TyperGroup):
     """The same for a command that has commands."""
-
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Write what stands below the commands."""
-        write_usage("", formatter)
-
-
-def write_usage(command: str, formatter: Any) -> None:
-    """Write the examples of a command, and the names that it knows."""
-    formatter.write("\n  ".join(["\nExamples:", *EXAMPLES[command]]) + "\n")
-    for text, *table in _WORDS.get(command, ()):
-        names = ", ".join(getattr(import_module(table[0]), table[1])) if table else ""
-        formatter.write(f"\n{textwrap.fill(text.format(names), _WIDTH, break_on_hyphens=False)}\n")
 
 
 def _show_help(context: typer.Context) -> None:
@@ -501,8 +497,5 @@ def _explain(error: Exception) -> tuple[int, str]:
 
 
 def _end(code: int, sentence: str) -> int:
-    """Say a sentence; of the processes that ``torchrun`` starts on a machine only the first says what is wrong with input."""
-    is_echo = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("LOCAL_RANK", "0") != "0"
-    if code != 2 or not is_echo:
-        say(f"calibrant: {' '.join(sentence.split())}", error=True)
+    say(f"calibrant: {' '.join(sentence.split())}", error=True)
     return code

@@ -153,11 +153,12 @@ def measure_files(
     measured = [measure_file(path, request, share=share) for path in files]
     tests = {entry.scores.file: _pair(measured[0], entry, request) for entry in measured[1:]}
     if as_json:
-        found = [without_nan(entry.scores.to_dict()) for entry in measured]
-        for entry in found[1:]:
-            test = tests[entry["file"]]
-            entry["paired"] = None if test is None else {"against": found[0]["file"], "metrics": tests_to_dict(test)}
-        say(json.dumps(found if len(found) > 1 else found[0], indent=2, allow_nan=False))
+        found = [entry.scores.to_dict() for entry in measured]
+        for later, entry in zip(measured[1:], found[1:], strict=True):
+            test = tests[later.scores.file]
+            metrics = {key: value._asdict() for key, value in (test or {}).items()}
+            entry["paired"] = None if test is None else {"against": measured[0].scores.file, "metrics": metrics}
+        say_json(found if len(found) > 1 else found[0])
     elif len(measured) == 1:
         show_scores(measured[0], all_classes=by_class)
     else:
@@ -261,9 +262,9 @@ def _pair(first: Measured, second: Measured, request: Request) -> Mapping[str, P
         return None
 
 
-def tests_to_dict(tests: Mapping[str, Paired]) -> dict[str, dict[str, float | None]]:
-    """Paired tests as JSON has them: what is not finite is null."""
-    return dict(without_nan({key: test._asdict() for key, test in tests.items()}))
+def say_json(data: object) -> None:
+    """Print plain data as JSON; a number that is not finite is null."""
+    say(json.dumps(without_nan(data), indent=2, allow_nan=False))
 
 
 def show_scores(measured: Measured, *, all_classes: bool, console: Console | None = None) -> None:
@@ -494,7 +495,7 @@ def monitor_stream(
 
         save_figure(draw_monitor(watched), figure.with_suffix(""))
     if as_json:
-        say(json.dumps(without_nan(watched.to_dict()), indent=2, allow_nan=False))
+        say_json(watched.to_dict())
     else:
         show_windows(watched)
     if fail_on_alarm and watched.first_alarm is not None:

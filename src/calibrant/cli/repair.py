@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -24,10 +23,10 @@ from calibrant.calibrators import (
 )
 from calibrant.calibrators.auto import measure_repair
 from calibrant.calibrators.base import check_same_classes, refuse_test_split
-from calibrant.cli.measure import Request, predictions_in, show_parts, show_side_by_side, tests_to_dict
+from calibrant.cli.measure import Request, predictions_in, say_json, show_parts, show_side_by_side
 from calibrant.cli.terminal import Row, Terminal, check_destination, fit_table, progress_bar, say, show_heading, show_prose
 from calibrant.core.checks import FitError
-from calibrant.core.records import Entry, Estimate, Predictions, without_nan
+from calibrant.core.records import Entry, Estimate, Predictions
 from calibrant.decisions import promise_table
 from calibrant.grid.collect import catalogue_order, check_same_labels, load_entries, once
 from calibrant.grid.tables import compare_table
@@ -63,7 +62,7 @@ def repair_file(
     if calibrator is not None:
         save_calibrator(done.calibrator, calibrator)
     if as_json:
-        say(_to_json(done, method))
+        say_json(_to_dict(done, method))
     else:
         _show(done, f"fitted on {len(fit_data):,} examples of {fit.name}, applied to {len(given):,} of {file.name}")
 
@@ -152,15 +151,15 @@ def ranking_table(auto: AutoCalibrator, *, width: int) -> Table:
     return fit_table(headers, rows, width=width, drop=(3, 4))
 
 
-def _to_json(done: Repaired, method: str) -> str:
+def _to_dict(done: Repaired, method: str) -> dict[str, object]:
     data: dict[str, object] = {"method": method, "out": done.after.file, "chosen": method}
     if isinstance(done.calibrator, AutoCalibrator):
         ranking = [entry._asdict() for entry in done.calibrator.ranking_]
         data |= {"ranking": ranking, "advice": done.calibrator.advice_, "chosen": done.calibrator.best_name_}
     learned = {name: value.tolist() for name, value in done.fitted.learned_values().items() if value.numel() <= 100}
-    sides = {"before": done.before.to_dict(), "after": done.after.to_dict(), "paired": tests_to_dict(done.paired)}
-    data |= {"learned": learned, "preserves_accuracy": done.fitted.preserves_accuracy, **sides}
-    return json.dumps(without_nan(data), indent=2, allow_nan=False)
+    paired = {key: test._asdict() for key, test in done.paired.items()}
+    sides = {"before": done.before.to_dict(), "after": done.after.to_dict(), "paired": paired}
+    return data | {"learned": learned, "preserves_accuracy": done.fitted.preserves_accuracy, **sides}
 
 
 def decide(
@@ -177,7 +176,7 @@ def decide(
     given, tried = load_pair(fit, file, Request(class_names=class_names, ignore_index=ignore_index))
     promises = promise_table(given, tried, max_errors=max_errors, delta=delta)
     if as_json:
-        say(json.dumps(without_nan([asdict(promise) for promise in promises]), indent=2, allow_nan=False))
+        say_json([asdict(promise) for promise in promises])
         return
     console = Terminal()
     show_heading(console, "Answer only when sure", f"learned on {len(given):,} examples of {fit.name}, tried on {file.name}")

@@ -116,20 +116,6 @@ def show_prose(console: Console, text: str, *, style: str = "") -> None:
     console.print(Text(text, style=style), width=min(console.width, _PROSE_WIDTH))
 
 
-def duration_words(seconds: float) -> str:
-    """A duration in the unit that suits it.
-
-    Example:
-        >>> [duration_words(seconds) for seconds in (42, 600, 9000, 400_000, 3e8)]
-        ['42 s', '10 min', '2.5 h', '4.6 days', '9.5 years']
-    """
-    units = (("years", 31_557_600, 63_115_200, 1), ("days", 86_400, 172_800, 1), ("h", 3600, 5400, 1), ("min", 60, 100, 0))
-    for unit, size, least, digits in units:
-        if seconds >= least:
-            return f"{seconds / size:.{digits}f} {unit}"
-    return f"{seconds:.0f} s"
-
-
 def make_bar(console: Console, *, shown: bool = True) -> Progress:
     """Make a bar that a terminal shows while it is open, and that leaves nothing behind."""
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())

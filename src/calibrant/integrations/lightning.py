@@ -169,14 +169,6 @@ class CalibrationCallback(Recorder, pl.Callback):
         self.extract, self.prefix = extract if extract is not None else logits_and_labels, prefix
         self._suites: list[CalibrationSuite] = []
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the history, for the checkpoint."""
-        return {"history": [dict(entry) for entry in self.history]}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue the history of a checkpoint."""
-        self.history = [dict(entry) for entry in state_dict["history"]]
-
     def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Start with an empty state for every loader, on the module's device, where the processes of a cluster can talk."""
         loaders = trainer.num_test_batches if trainer.testing else trainer.num_val_batches

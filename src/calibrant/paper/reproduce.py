@@ -308,7 +308,7 @@ def _head(entries: Sequence[Entry], command: str) -> str:
     seconds = sum(float(str(entry.facts.get("seconds", 0))) for entry in entries if entry.temperature is None)
     return (
         "# Results\n\n"
-        f"Runs: {len(entries)}, on {', '.join(machines) or 'an unknown machine'}, {_duration(seconds)} of training.\n"
+        f"Runs: {len(entries)}, on {', '.join(machines) or 'an unknown machine'}, {write_duration(seconds)} of training.\n"
         f"Where [the paper]({load_paper().url}) has numbers for the same, they stand below ours.\n"
         "Epochs, preset and number of seeds stand in every row; a shorter run is never shown as a full one, and bold compares\n"
         "only rows of the same length. Numbers are of the test set; no epoch was chosen by it.\n"
@@ -331,7 +331,7 @@ def _run(entry: Entry, link: str) -> str:
     said += [] if entry.temperature is None else [f"temperature {entry.temperature:.3f}"]
     said += [", ".join(f"{key}={value}" for key, value in entry.recipe.items() if key.startswith(CHOICES))]
     if "machine" in facts:
-        said.append(f"{facts['machine']}, {_duration(float(str(facts.get('seconds', 0))))}")
+        said.append(f"{facts['machine']}, {write_duration(float(str(facts.get('seconds', 0))))}")
     for found in (facts.get(name) for name in ("versions", "examples")):
         pairs = found.items() if isinstance(found, Mapping) else ()
         said.append(", ".join(f"{key} {value:,}" if isinstance(value, int) else f"{key} {value}" for key, value in pairs))
@@ -354,7 +354,8 @@ def _about_paper(notes: Sequence[str]) -> str:
     return "\n".join(["## About the paper's numbers\n", f"{head}\n", *said]) + "\n"
 
 
-def _duration(seconds: float) -> str:
+def write_duration(seconds: float) -> str:
+    """A duration in the unit that suits it: seconds, minutes or hours."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -72,19 +72,6 @@ def test_run_bad_input_ends_with_2_and_one_sentence(
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize("arguments", [("measure", "nowhere.npz"), ("measure", "--colour", "x.npz")])
-def test_run_under_torchrun_one_process_a_machine_says_what_is_wrong(
-    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    assert run(capsys, *arguments)[2] != ""
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "7")
-    assert run(capsys, *arguments) == (2, "", "")
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    code, _, err = run(capsys, *arguments)
-    assert (code, err.count("\n")) == (2, 1)
-
-
 def test_run_internal_error_says_how_to_report_it(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: object, **options: object) -> None:
         raise KeyError("a bug\nof ours")
@@ -95,10 +82,6 @@ def test_run_internal_error_says_how_to_report_it(capsys: pytest.CaptureFixture[
     assert err.count("\n") == 1
     assert "something went wrong inside calibrant (KeyError: 'a bug\\nof ours')" in err
     assert "CALIBRANT_TRACEBACK=1" in err
-    # No process of torchrun hides one.
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "7")
-    assert run(capsys, "measure") == (1, "", err)
     monkeypatch.setenv("CALIBRANT_TRACEBACK", "1")
     with pytest.raises(KeyError, match="a bug"):
         main.run(["measure"])
