@@ -83,7 +83,7 @@ _WORDS: dict[str, tuple[tuple[str, ...], ...]] = {
 
 Files = Annotated[
     list[str],
-    typer.Argument(metavar="FILE", help="Predictions: a file, or many as one: a folder, 'parts/*.parquet', s3://… too."),
+    typer.Argument(metavar="FILE", help="Predictions: a file, or many as one data set: a folder, 'parts/*.parquet', s3://…"),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON instead of tables.")]
 Jobs = Annotated[int | None, typer.Option(min=1, metavar="N", help="Runs at a time (cores, or what fits on GPUs).")]
