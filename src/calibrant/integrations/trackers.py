@@ -37,9 +37,11 @@ def draw_diagram(scores: Scores, title: str) -> Figure:
     """Draw the reliability diagram in a figure of its own, which pyplot does not keep."""
     from matplotlib.figure import Figure
 
-    figure, ece = Figure(figsize=(4.8, 5.8), layout="tight"), scores["ece"]
-    text = f"{title}\nECE {ece.value:.4f} [{ece.low:.4f}, {ece.high:.4f}], {scores.n:,} examples"
-    draw_reliability(scores.bins, title=text, ax=figure.subplots())
+    figure, positive = Figure(figsize=(4.8, 5.8), layout="tight"), scores.positive
+    name, ece = ("ECE", scores["ece"]) if positive is None else ("binary ECE", scores["binary_ece"])
+    text = f"{title}\n{name} {ece.value:.4f} [{ece.low:.4f}, {ece.high:.4f}], {scores.n:,} examples"
+    shown = {} if positive is None else {"probability": positive.probability}
+    draw_reliability((positive or scores).bins, title=text, ax=figure.subplots(), **shown)
     return figure
 
 

@@ -274,7 +274,7 @@ class CalibrationSuite(Stream):
         return measure_summary(summary, by_class=by_class, class_names=class_names, n_resamples=n_resamples, seed=seed)
 
     def plot(self, ax: Axes | None = None, *, n_bins: int | None = None) -> tuple[Figure | SubFigure | None, Axes]:
-        """Draw the reliability diagram of all examples seen.
+        """Draw the reliability diagram of all examples seen; of two classes that of the probability of the second.
 
         Args:
             ax: Axes to draw in; a new figure if not given.
@@ -284,9 +284,10 @@ class CalibrationSuite(Stream):
             The figure and the axes of the diagram.
         """
         summary = self.summary()
-        bins = summary.bins_of(n_bins or self.n_bins)
-        error = float(bins.weight @ bins.gap.abs())
-        return draw_reliability(bins, title=f"ECE {error:.4f} in {len(bins.count)} bins, {summary.n:,} examples", ax=ax)
+        bins = (summary.positive or summary).bins_of(n_bins or self.n_bins)
+        name, probability = ("ECE", "") if summary.positive is None else ("binary ECE", "P(positive)")
+        title = f"{name} {float(bins.weight @ bins.gap.abs()):.4f} in {len(bins.count)} bins, {summary.n:,} examples"
+        return draw_reliability(bins, title=title, ax=ax, probability=probability)
 
 
 class SingleMetric(Stream):

@@ -212,20 +212,22 @@ def join_words(words: Sequence[str]) -> str:
     return ", ".join(words[:-1]) + " and " + words[-1] if len(words) > 1 else words[0]
 
 
-def draw_reliability(bins: Bins, *, title: str, ax: Axes | None = None) -> tuple[Figure | SubFigure | None, Axes]:
-    """Draw a reliability diagram above the numbers of examples in its bins."""
+def draw_reliability(
+    bins: Bins, *, title: str, ax: Axes | None = None, probability: str = ""
+) -> tuple[Figure | SubFigure | None, Axes]:
+    """Draw a reliability diagram above the numbers of examples in its bins: of confidence, or of the named ``probability``."""
     import matplotlib.pyplot as plt
     from mpl_toolkits.axes_grid1 import make_axes_locatable
 
     if ax is None:
         _, ax = plt.subplots(figsize=(4.8, 5.8), layout="tight")
     below = make_axes_locatable(ax).append_axes("bottom", size="22%", pad=0.1, sharex=ax)
-    draw_diagram(ax, bins)
+    draw_diagram(ax, bins, positive=bool(probability))
     draw_counts(below, bins, most=float(bins.count.max()))
-    ax.set(ylabel="accuracy", title=title)
+    ax.set(ylabel="observed" if probability else "accuracy", title=title)
     ax.tick_params(labelbottom=False)
     ax.legend(loc="upper left", frameon=False, fontsize="small")
-    below.set(xlabel="confidence", ylabel="count")
+    below.set(xlabel=probability or "confidence", ylabel="count")
     return ax.get_figure(), ax
 
 

@@ -127,6 +127,11 @@ def test_plot_draws_the_reliability_diagram(monkeypatch: pytest.MonkeyPatch) -> 
     metric.update(*mixed_gaps(50, 4))
     assert metric.plot()[1].get_lines()
     assert metric.plot([metric.compute(), metric.compute()])[0] is not None
+    binary = CalibrationSuite(num_classes=2)
+    binary.update(*mixed_gaps(50, 2))
+    drawn = binary.plot()[1]
+    assert drawn.get_title() == f"binary ECE {float(binary.compute()['binary_ece']):.4f} in 15 bins, 50 examples"
+    assert drawn.get_ylabel() == "observed"
     plt.close("all")
 
 
