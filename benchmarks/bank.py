@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from calibrant.engine.recipe import Recipe, override
-from calibrant.engine.train import Assembly, assemble, run_epoch
+from calibrant.engine.train import Assembly, run_epoch
 from calibrant.meta.step import Batch as Seen
 from calibrant.meta.step import HeldOut, head_hypergradient
 
@@ -30,14 +30,14 @@ def look(assembly: Assembly, held_out: HeldOut) -> tuple[float, Tensor]:
         features, logits = assembly.forward(batch.images)
     assembly.batches._cursor -= 1  # All three ways see the same batch.
     found = head_hypergradient(
-        objective.plan.regularizer,
-        objective.plan.objective,
+        objective.regularizer,
+        objective.objective,
         objective.hyper,
         head=dict(objective.learner.shown.head.named_parameters()),
         batch=Seen(features.float(), logits.float(), batch.labels),
         meta_features=held_out.features,
         meta_labels=held_out.labels,
-        step=objective.plan.settings.virtual_step(assembly.optimizer.param_groups[0]["lr"]),
+        step=objective.settings.virtual_step(assembly.optimizer.param_groups[0]["lr"]),
     )
     return float(found.value), torch.cat([grad.flatten() for grad in found.grads.values()]).double()
 
@@ -74,7 +74,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     args = parser.parse_args()
     settings = dict(item.split("=", 1) for item in args.set)
-    assembly = assemble(override(Recipe(), {"data.name": args.data, "train.epochs": args.epochs} | settings))
+    assembly = Assembly(override(Recipe(), {"data.name": args.data, "train.epochs": args.epochs} | settings))
     with assembly.hardware.active():
         for epoch in range(args.epochs):
             run_epoch(assembly, epoch, started=0.0)

@@ -33,7 +33,7 @@ from calibrant.data.image_set import ImageSet
 from calibrant.engine.recipe import BackbonePart, DataPart, Recipe, override
 from calibrant.engine.run import device_name
 from calibrant.engine.setup import build_backbone, choose_hardware, feature_function, find_head
-from calibrant.engine.train import Assembly, assemble, divide, load_data, run_epoch
+from calibrant.engine.train import Assembly, divide, load_data, run_epoch
 from calibrant.losses import sece_penalty
 from calibrant.meta import GammaFocal
 
@@ -169,7 +169,7 @@ def build(name: str, args: argparse.Namespace) -> Program:
         loop = plain_loop(args)
         loop.step()
         return Program(name, time.perf_counter() - begun, lambda n: [loop.step() for _ in range(n)] and None, None)
-    assembly = assemble(recipe_of(name, args))
+    assembly = Assembly(recipe_of(name, args))
 
     def steps(n: int) -> None:
         for place in range(n):

@@ -6,7 +6,7 @@ import pytest
 
 from calibrant.engine.methods import METHODS
 from calibrant.engine.recipe import Recipe, override
-from calibrant.engine.train import assemble
+from calibrant.engine.train import Assembly
 from tracing import trace_step
 
 TINY = {
@@ -25,7 +25,7 @@ def test_method_step_is_one_program_over_tensors_that_stay(method):
     name, preset = method.split()[0], "paper" if method.endswith("paper") else "default"
     settings = {"method.name": name, "method.preset": preset} | (FULL if method.endswith("full") else {})
     recipe = override(Recipe(), TINY | settings)
-    parts = assemble(recipe)
+    parts = Assembly(recipe)
     places = {key: value.data_ptr() for key, value in parts.state().items()}
     steps = {with_meta: partial(parts.take, with_meta=with_meta) for with_meta in {False, parts.objective.has_meta}}
     programs = {key: [] for key in steps}

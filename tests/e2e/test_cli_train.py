@@ -17,7 +17,7 @@ from calibrant.engine.methods import METHODS
 from calibrant.engine.recipe import Recipe, override
 from calibrant.engine.run import is_finished, load_run
 from calibrant.engine.setup import save_weights
-from calibrant.engine.train import assemble, evaluate_shift, load_data, scale_run, train, with_temperature
+from calibrant.engine.train import Assembly, evaluate_shift, load_data, scale_run, train, with_temperature
 from calibrant.io import rewrite_predictions
 from helpers import run_command
 
@@ -218,7 +218,7 @@ def test_cli_train_init_starts_from_weights_and_refuses_those_of_another_network
     base = train(tiny(train__epochs="1"))
     weights = tmp_path / "w.safetensors"
     save_weights(weights, base.model.state_dict(), {}, notes={})
-    built = assemble(tiny(backbone__init=str(weights), backbone__freeze="hidden1")).model
+    built = Assembly(tiny(backbone__init=str(weights), backbone__freeze="hidden1")).model
     assert all(value.equal(base.model.state_dict()[name]) for name, value in built.state_dict().items())
     save_weights(weights, {"other": torch.zeros(1)}, {}, notes={})
     code, _, err = call(capsys, *TINY, "--init", weights, "--out", tmp_path / "r")
@@ -230,7 +230,7 @@ def test_cli_train_init_starts_from_weights_and_refuses_those_of_another_network
 
 def test_train_frozen_layers_and_their_statistics_stay_as_they_are():
     recipe = tiny(backbone__name="convnet", backbone__freeze="conv1,bn1", train__epochs="1")
-    before = {name: value.clone() for name, value in assemble(recipe).model.state_dict().items()}
+    before = {name: value.clone() for name, value in Assembly(recipe).model.state_dict().items()}
     after = train(recipe).model.state_dict()
     changed = {name.partition(".")[0] for name, value in after.items() if not value.equal(before[name])}
     assert changed == {"conv2", "bn2", "hidden", "head"}

@@ -19,7 +19,7 @@ from calibrant.backbones import basic, resnet
 from calibrant.engine.recipe import Recipe, override
 from calibrant.engine.run import load_run
 from calibrant.engine.setup import Group
-from calibrant.engine.train import assemble, evaluate_shift, run_epoch, train
+from calibrant.engine.train import Assembly, evaluate_shift, run_epoch, train
 from calibrant.meta import MetaLearner
 from calibrant.meta.step import gather
 
@@ -114,7 +114,7 @@ def test_train_cuda_nccl_within_the_step_changes_nothing(graph: str, tmp_path: P
     dist.init_process_group("nccl", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1, device_id=own)
     try:
         recipe = recipe_of_case("flgamma-sece", train__graph=graph)
-        parts = [assemble(recipe, group=group) for group in (Talking(), Group())]
+        parts = [Assembly(recipe, group=group) for group in (Talking(), Group())]
         for epoch in range(2):
             records = [run_epoch(part, epoch, started=0.0) for part in parts]
         assert records[0].test_nll == pytest.approx(records[1].test_nll, rel=1e-6)

@@ -12,7 +12,7 @@ from functools import cache, partial
 from typing import Any, Literal, TypeAlias, get_type_hints
 
 from calibrant.core.registry import Registry, lookup
-from calibrant.engine.objective import Facts, LossPlan, MetaPlan, MetaSchedule
+from calibrant.engine.objective import Facts, LossPlan, MetaPlan, MetaSchedule, MixupPlan
 from calibrant.engine.recipe import KEYS, NEUTRAL, Recipe, override, read_value, value_of
 from calibrant.losses import (
     ACLS,
@@ -37,9 +37,8 @@ from calibrant.losses import (
 )
 from calibrant.meta.step import PRESETS, MetaSettings, make_objective, settings_of
 
-__all__ = ["METHODS", "Facts", "LossPlan", "Method", "MetaPlan", "Plan", "make_plan", "resolved", "split_name"]
+__all__ = ["METHODS", "Facts", "LossPlan", "Method", "MetaPlan", "make_plan", "resolved", "split_name"]
 
-Plan: TypeAlias = LossPlan | MetaPlan
 # How figures draw a method: colour of the palette, marker, and line ("-", "--", "-." or "-..").
 Look: TypeAlias = tuple[str, str, str]
 
@@ -62,7 +61,7 @@ class Method:
     label: str
     help: str
     loss: str
-    build: Callable[..., Plan]
+    build: Callable[..., LossPlan]
     look: Look | None = None
     learns: bool = False
     average: Literal["no", "ema", "phase"] = "no"
@@ -105,7 +104,7 @@ class MetaMethod:
         settings = {name: kind for name, kind in get_type_hints(MetaSettings).items() if name not in _REFUSED}
         return _OWN, _keywords_of(preset.regularizers[self.regularizer]), _keywords_of(objective), settings
 
-    def __call__(self, facts: Facts, **given: Any) -> Plan:
+    def __call__(self, facts: Facts, **given: Any) -> LossPlan:
         """Return the plan of a run."""
         preset, paper = PRESETS[facts.preset], facts.preset == "paper"
         own, loss, penalty, settings = ({n: given[n] for n in known if n in given} for known in self.options(facts))
@@ -136,69 +135,65 @@ def _keywords_of(function: Callable[..., object]) -> dict[str, Any]:
     return {name: hints[name] for name in names}
 
 
-def _alone(loss: Callable[..., Any]) -> Callable[..., Plan]:
+def _alone(loss: Callable[..., Any]) -> Callable[..., LossPlan]:
     """A loss without options."""
     return lambda facts: LossPlan(loss())
 
 
-def _with_ce(penalty: Callable[[], Any], weight: float) -> Callable[..., Plan]:
-    def build(facts: Facts, *, weight: float = weight) -> Plan:
+def _with_ce(penalty: Callable[[], Any], weight: float) -> Callable[..., LossPlan]:
+    def build(facts: Facts, *, weight: float = weight) -> LossPlan:
         return LossPlan(CrossEntropyLoss() + weight * penalty())
 
     return build
 
 
-def _with_focal(penalty: Callable[[], Any]) -> Callable[..., Plan]:
-    def build(facts: Facts, *, gamma: float = 1.0, weight: float = 1.0) -> Plan:
+def _with_focal(penalty: Callable[[], Any]) -> Callable[..., LossPlan]:
+    def build(facts: Facts, *, gamma: float = 1.0, weight: float = 1.0) -> LossPlan:
         return LossPlan(FocalLoss(gamma=gamma) + weight * penalty())
 
     return build
 
 
-def _smoothed(share: float) -> Callable[..., Plan]:
-    def build(facts: Facts, *, label_smoothing: float = share) -> Plan:
+def _smoothed(share: float) -> Callable[..., LossPlan]:
+    def build(facts: Facts, *, label_smoothing: float = share) -> LossPlan:
         return LossPlan(CrossEntropyLoss(label_smoothing=label_smoothing))
 
     return build
 
 
-def _focal(facts: Facts, *, gamma: float = 1.0) -> Plan:
+def _focal(facts: Facts, *, gamma: float = 1.0) -> LossPlan:
     # The paper's "Focal" has gamma 1.
     return LossPlan(FocalLoss(gamma=gamma))
 
 
-def _mixup(facts: Facts, *, alpha: float = 1.0) -> Plan:
-    return LossPlan(CrossEntropyLoss(), mixup_alpha=alpha)
+def _mixup(facts: Facts, *, alpha: float = 1.0) -> LossPlan:
+    return MixupPlan(CrossEntropyLoss(), alpha=alpha)
 
 
-def _mmce(facts: Facts, *, weight: float = 2.0, normalization: Literal["official", "paper"] = "official") -> Plan:
+def _mmce(facts: Facts, *, weight: float = 2.0, normalization: Literal["official", "paper"] = "official") -> LossPlan:
     # Weight and normalisation of the code that the paper's row was made with.
     return LossPlan(CrossEntropyLoss() + weight * WeightedMMCE(normalization=normalization))
 
 
-def _dual_focal(facts: Facts, *, gamma: float = 5.0) -> Plan:
+def _dual_focal(facts: Facts, *, gamma: float = 5.0) -> LossPlan:
     return LossPlan(DualFocalLoss(gamma=gamma))
 
 
-def _mbls(facts: Facts, *, weight: float = 0.1, margin: float = 10.0) -> Plan:
+def _mbls(facts: Facts, *, weight: float = 0.1, margin: float = 10.0) -> LossPlan:
     return LossPlan(CrossEntropyLoss() + weight * MbLS(margin=margin))
 
 
-def _avuc(facts: Facts, *, beta: float = 3.0) -> Plan:
+def _avuc(facts: Facts, *, beta: float = 3.0) -> LossPlan:
     return LossPlan(CrossEntropyLoss() + AvUC(beta=beta))
 
 
-def _patra(facts: Facts, *, gamma: float = 1.0, weight: float = 200.0, fraction: float = 0.1, every: int = 20) -> Plan:
+def _patra(facts: Facts, *, gamma: float = 1.0, weight: float = 200.0, fraction: float = 0.1, every: int = 20) -> LossPlan:
     # No value is published; at 200 the Huber penalty's slope, at most 0.005, is that of DCA with weight 1.
     pruner = ConfidencePruner(num_samples=facts.num_train, fraction=fraction, every=every)
     return LossPlan(FocalLoss(gamma=gamma) + weight * HuberDCA(), pruner=pruner)
 
 
-def _cpc(facts: Facts) -> Plan:
-    return LossPlan(CrossEntropyLoss() + CPC())
-
-
-def _crl(facts: Facts, *, weight: float = 1.0) -> Plan:
+def _crl(facts: Facts, *, weight: float = 1.0) -> LossPlan:
     return LossPlan(CrossEntropyLoss() + weight * CRL(num_samples=facts.num_train))
 
 
@@ -285,7 +280,13 @@ BUILTIN: dict[str, Method] = {
         _patra,
         ("black", "^", "-.."),
     ),
-    "cpc": Method("CPC", "cross-entropy and constraints on pairs of classes", "cpc", _cpc, ("sky", "p", "-..")),
+    "cpc": Method(
+        "CPC",
+        "cross-entropy and constraints on pairs of classes",
+        "cpc",
+        _alone(lambda: CrossEntropyLoss() + CPC()),
+        ("sky", "p", "-.."),
+    ),
     "acls": Method(
         "ACLS", "cross-entropy and adaptive, conditional label smoothing", "acls", _with_ce(ACLS, 0.1), ("grey", "o", "-..")
     ),
@@ -316,7 +317,7 @@ def learns(recipe: Recipe) -> bool:
     return name in METHODS and METHODS[name].learns
 
 
-def make_plan(name: str, options: Mapping[str, object], facts: Facts) -> Plan:
+def make_plan(name: str, options: Mapping[str, object], facts: Facts) -> LossPlan:
     """Look a method up and apply its options; an unknown name or option is answered with the nearest one."""
     method = find_method(name)
     kinds = method.build.options(facts) if isinstance(method.build, MetaMethod) else (_keywords_of(method.build),)

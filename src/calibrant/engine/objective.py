@@ -1,23 +1,23 @@
-"""What a method trains with: its plan, made from the facts of a run, and the objective that a step minimises.
+"""What a method trains with: a plan, made from the facts of a run, which says what a step minimises.
 
-Every objective has every hook; most do nothing.
+Every plan has every hook; most do nothing.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from calibrant.core.checks import check_count, check_positive
-from calibrant.engine.batches import Batch, MetaBatches, TrainBatches, at_once
-from calibrant.engine.setup import ALONE_GROUP, Group, average_memory, drops, learning_rate
+from calibrant.engine.batches import Batch, MetaBatches, at_once
+from calibrant.engine.setup import average_memory, drops, learning_rate
 from calibrant.losses import ConfidencePruner
 from calibrant.losses import Objective as LossFunction
 from calibrant.meta.learner import MetaLearner
@@ -45,56 +45,46 @@ class Facts(NamedTuple):
     preset: Literal["default", "paper"] = "default"
 
 
-@dataclass(frozen=True)
 class LossPlan:
-    """Train with a loss.
-
-    Attributes:
-        loss: The loss; `train.reduction` says how it is reduced.
-        mixup_alpha: Parameter of mixup's Beta distribution, or None.
-        pruner: Drops training examples between epochs, or None.
-    """
-
-    loss: nn.Module
-    mixup_alpha: float | None = None
-    pruner: ConfidencePruner | None = None
-    watched: ClassVar[bool] = False
-    compilable: ClassVar[bool] = True
-
-    def build(self, run: Assembly) -> Objective:
-        """Return the objective of a run."""
-        device, group = run.hardware.device, run.hardware.group
-        loss = self.loss.to(device)
-        for part in loss.modules():
-            if getattr(part, "reduction", None) is not None:
-                setattr(part, "reduction", run.recipe.train.reduction)  # noqa: B010
-        if self.mixup_alpha is not None:
-            return MixupObjective(loss, run.batches, alpha=self.mixup_alpha, device=device, group=group)
-        return Objective(loss, pruner=None if self.pruner is None else self.pruner.to(device), group=group)
-
-
-class Objective:
-    """What a step minimises, a loss of `calibrant.losses`, with the calls before and after a step.
+    """Train with a loss: what a step minimises, with the calls before and after a step.
 
     The loss and what it remembers see the batch of all processes.
 
+    Args:
+        loss: The loss; `train.reduction` says how it is reduced.
+        pruner: Drops training examples between epochs, or None.
+
     Attributes:
+        watched: Whether meta batches go through averaged weights, where there are any.
+        compilable: Whether the network may be compiled.
         has_meta: Whether some steps also move hyper-parameters; `loss` is then this process's part of a sum, else the whole.
         every: Steps from one of those to the next.
         gamma: Features → the gamma of every sample, for methods that have one.
         learning: How hyper-parameters are learned, as plain data; empty where none are.
     """
 
+    watched = False
+    compilable = True
     has_meta = False
     every = 1
     gamma: Callable[[Tensor], Tensor] | None = None
     learning: Mapping[str, object] = MappingProxyType({})
 
-    def __init__(self, loss: nn.Module, *, pruner: ConfidencePruner | None = None, group: Group = ALONE_GROUP) -> None:
-        self.module, self.pruner, self.group = loss, pruner, group
+    def __init__(self, loss: nn.Module, *, pruner: ConfidencePruner | None = None) -> None:
+        self.module, self.pruner = loss, pruner
         self._members = [member for member in loss.modules() if isinstance(member, LossFunction)]
         self._indexed = any("indices" in member.inputs for member in self._members)
         self._epoch = 0
+
+    def start(self, run: Assembly) -> None:
+        """Take part in a run, whose network, optimizer, averages and batches are there."""
+        self.group = run.hardware.group
+        for part in self.module.modules():
+            if getattr(part, "reduction", None) is not None:
+                setattr(part, "reduction", run.recipe.train.reduction)  # noqa: B010
+        for module in (self.module, self.pruner):
+            if module is not None:
+                module.to(run.hardware.device)
 
     def begin_epoch(self, epoch: int) -> None:
         """Draw the epoch's randomness, and tell the loss which epoch begins."""
@@ -147,22 +137,24 @@ class Objective:
         return kept
 
 
-class MixupObjective(Objective):
+class MixupPlan(LossPlan):
     """Minimise a loss on convex combinations of pairs of examples, one mixing weight a batch.
 
     An example may be mixed with one of another process. ``alpha`` is that of the weight's Beta distribution; 0 mixes nothing.
     """
 
-    def __init__(
-        self, loss: nn.Module, batches: TrainBatches, *, alpha: float, device: torch.device, group: Group = ALONE_GROUP
-    ) -> None:
+    def __init__(self, loss: nn.Module, *, alpha: float) -> None:
+        super().__init__(loss)
         if not 0 <= alpha < math.inf:
             raise ValueError(f"train: `method.options.alpha` must be a finite number >= 0, got {alpha!r}.")
-        super().__init__(loss, group=group)
-        self.alpha, self.seed = alpha, batches.seed
-        steps, size = batches.steps_per_epoch, batches.batch_size
-        self._weight = torch.ones(steps, device=device)
-        self._pairs = torch.zeros(steps, size, dtype=torch.int64, device=device)
+        self.alpha = alpha
+
+    def start(self, run: Assembly) -> None:
+        """Make room for the weights and pairs of an epoch."""
+        super().start(run)
+        self.seed, steps, size = run.batches.seed, run.batches.steps_per_epoch, run.batches.batch_size
+        self._weight = torch.ones(steps, device=run.hardware.device)
+        self._pairs = torch.zeros(steps, size, dtype=torch.int64, device=run.hardware.device)
 
     def begin_epoch(self, epoch: int) -> None:
         """Draw the epoch's mixing weights and pairings from ``(seed, epoch)``."""
@@ -192,11 +184,10 @@ class MixupObjective(Objective):
         return self._weight.index_select(0, row).squeeze(0), self._pairs.index_select(0, row).squeeze(0)
 
 
-@dataclass(frozen=True)
-class MetaPlan:
-    """Train with a loss whose hyper-parameters are learned on held-out data.
+class MetaPlan(LossPlan):
+    """Minimise a regularizer's loss, and move its hyper-parameters so that the next step lowers a held-out objective.
 
-    Attributes:
+    Args:
         regularizer: The loss.
         objective: What is minimised on the meta batches.
         settings: How the hyper-parameters are stepped.
@@ -208,40 +199,6 @@ class MetaPlan:
             network's own where that is below a tenth of the first.
         pace: How far a meta step moves what the hyper-parameters control, where their learning rate is not given; None for
             the regularizer's own, less in a long run and up to four times that in a short one.
-    """
-
-    regularizer: Regularizer
-    objective: MetaFunction
-    settings: MetaSettings
-    meta_batch_size: int | None = None
-    refresh: int | None = None
-    meta_schedule: MetaSchedule = "constant"
-    pace: float | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("meta_batch_size", "refresh"):
-            if getattr(self, name) is not None:
-                check_count(getattr(self, name), where="train", name=f"method.options.{name}")
-        if self.pace is not None:
-            check_positive(self.pace, where="train", name="method.options.pace")
-
-    @property
-    def compilable(self) -> bool:
-        """Whether the network may be compiled; a full look-ahead differentiates it twice, which compiled code cannot."""
-        return self.settings.lookahead == "head"
-
-    @property
-    def watched(self) -> bool:
-        """Whether meta batches go through averaged weights, where there are any; a gradient that leaks needs the network."""
-        return not self.settings.leak_meta_grad
-
-    def build(self, run: Assembly) -> MetaObjective:
-        """Return the objective of a run."""
-        return MetaObjective(self, run)
-
-
-class MetaObjective(Objective):
-    """Minimise a regularizer's loss, and move its hyper-parameters so that the next step lowers a held-out objective.
 
     Attributes:
         learner: What moves the hyper-parameters.
@@ -253,16 +210,39 @@ class MetaObjective(Objective):
 
     has_meta = True
 
-    def __init__(self, plan: MetaPlan, run: Assembly) -> None:
-        recipe, settings = run.recipe, plan.settings
-        super().__init__(nn.Module(), group=run.hardware.group)
-        self.plan, self.recipe, self.hardware = plan, recipe, run.hardware
-        self.every, self.head = settings.every, find_head(run.model)[1]
+    def __init__(
+        self,
+        regularizer: Regularizer,
+        objective: MetaFunction,
+        settings: MetaSettings,
+        *,
+        meta_batch_size: int | None = None,
+        refresh: int | None = None,
+        meta_schedule: MetaSchedule = "constant",
+        pace: float | None = None,
+    ) -> None:
+        super().__init__(nn.Module())
+        for name, size in (("meta_batch_size", meta_batch_size), ("refresh", refresh)):
+            if size is not None:
+                check_count(size, where="train", name=f"method.options.{name}")
+        if pace is not None:
+            check_positive(pace, where="train", name="method.options.pace")
+        self.regularizer, self.objective, self.settings = regularizer, objective, settings
+        self.meta_batch_size, self.refresh, self.meta_schedule, self.pace = meta_batch_size, refresh, meta_schedule, pace
+        # A gradient that leaks needs the network itself; a full look-ahead differentiates it twice, which compiled code cannot.
+        self.watched, self.compilable = not settings.leak_meta_grad, settings.lookahead == "head"
+        self.every = settings.every
+
+    def start(self, run: Assembly) -> None:
+        """Make the learner and the held-out batches."""
+        super().start(run)
+        recipe, settings = run.recipe, self.settings
+        self.recipe, self.hardware, self.head = recipe, run.hardware, find_head(run.model)[1]
         self._memory = average_memory(recipe.train, run.steps)
         self.network, self.learns_every = run.model, 0
         shown = run.averages.get("watch") or run.averages.get("average")
         averaged: dict[str, Any] = {}
-        if shown is not None and plan.watched:
+        if shown is not None and self.watched:
             self.network = shown.network(run.model)
             averaged = {"average": self.network, "average_share": shown.next_share}
             # The short average learns BatchNorm's statistics from what passes through it; others have them averaged.
@@ -272,8 +252,8 @@ class MetaObjective(Objective):
         self.learner = MetaLearner(
             run.model,
             run.optimizer,
-            regularizer=plan.regularizer,
-            objective=plan.objective,
+            regularizer=self.regularizer,
+            objective=self.objective,
             amp=torch.bfloat16 if run.hardware.precision == "bf16" else None,
             process_group=self.group.processes,
             monitor_every=0,
@@ -283,22 +263,22 @@ class MetaObjective(Objective):
         )
         self.hyper = self.learner.hyper
         if settings.meta_lr is None:
-            pace = plan.pace or plan.regularizer.pace * speed_up(self._memory, self.every)
-            self.learner.meta_lr = pace / float(plan.regularizer.speed(self.hyper))
+            pace = self.pace or self.regularizer.pace * speed_up(self._memory, self.every)
+            self.learner.meta_lr = pace / float(self.regularizer.speed(self.hyper))
         self._first_rate = self.learner.meta_lr
         # Features of a network that is not averaged age too fast to keep.
-        banked = plan.meta_batch_size is None and bool(averaged) and settings.meta_bn == "frozen" and not self.learner.full
+        banked = self.meta_batch_size is None and bool(averaged) and settings.meta_bn == "frozen" and not self.learner.full
         self.batches, self.bank = self._held_out_data(run, banked=banked)
-        self.gamma = self._gamma if hasattr(plan.regularizer, "gamma") else None
+        self.gamma = self._gamma if hasattr(self.regularizer, "gamma") else None
         self.learning = self._learning()
 
     def _learning(self) -> dict[str, object]:
         """What the recipe says of it, its preset and its length."""
-        settings = {name: value for name, value in asdict(self.plan.settings).items() if name not in ("reduction", "clip")}
+        settings = {name: value for name, value in asdict(self.settings).items() if name not in ("reduction", "clip")}
         return settings | {
-            "betas": list(self.plan.settings.betas),
+            "betas": list(self.settings.betas),
             "meta_lr": self._first_rate,
-            "meta_schedule": self.plan.meta_schedule,
+            "meta_schedule": self.meta_schedule,
             "meta_batch_size": self.batches.batch_size if self.bank is None else self.batches.examples,
             "refresh": None if self.bank is None else self.batches.batch_size,
         }
@@ -306,11 +286,11 @@ class MetaObjective(Objective):
     def _held_out_data(self, run: Assembly, *, banked: bool) -> tuple[MetaBatches, HeldOut | None]:
         """Return the held-out batches of a run and, if each refreshes a part of a bank, the empty bank."""
         data, processes = run.data.val if run.data.meta is None else run.data.meta, self.group.world_size
-        size = self.plan.meta_batch_size or _BATCH
+        size = self.meta_batch_size or _BATCH
         if banked:
             kept = min(_BANK, len(data))
             recent = math.ceil(kept * self.every / (_RENEWAL * self._memory))
-            size = min(self.plan.refresh or recent, kept)
+            size = min(self.refresh or recent, kept)
             size = max(size - size % processes, processes)
             data = data.pick(torch.arange(kept - kept % size))
         batches = MetaBatches(
@@ -343,7 +323,7 @@ class MetaObjective(Objective):
     def begin_epoch(self, epoch: int) -> None:
         """Draw the epoch's meta batches and set the learning rate of the hyper-parameters."""
         optim, epochs = self.recipe.optim, self.recipe.train.epochs
-        if self.plan.meta_schedule == "slowing":
+        if self.meta_schedule == "slowing":
             # Averaged weights follow gamma within their memory down to a tenth of the first rate; below it the network slows.
             slower = math.sqrt(10 * learning_rate(optim, epoch, epochs=epochs) / optim.lr)
             self.learner.meta_lr = self._first_rate * min(1.0, slower)
@@ -380,7 +360,7 @@ class MetaObjective(Objective):
 
     def features(self, images: Tensor) -> Tensor:
         """Features of meta images ``[B, D]``; in pieces where the network treats each image by itself."""
-        meta_bn, leaks = self.plan.settings.meta_bn, self.plan.settings.leak_meta_grad
+        meta_bn, leaks = self.settings.meta_bn, self.settings.leak_meta_grad
         alone = meta_bn == "frozen" and not leaks
         pieces = images.split(at_once(images[0], images.device)) if alone else (images,)
         with torch.set_grad_enabled(leaks), meta_mode(self.network, meta_bn), self.hardware.autocast():
@@ -416,7 +396,7 @@ class MetaObjective(Objective):
         return self.learner.tensors() | batches | bank
 
     def _gamma(self, features: Tensor) -> Tensor:
-        rule: Callable[[Mapping[str, Tensor], Tensor], Tensor] = self.plan.regularizer.gamma  # type: ignore[attr-defined]
+        rule: Callable[[Mapping[str, Tensor], Tensor], Tensor] = self.regularizer.gamma  # type: ignore[attr-defined]
         return rule(self.hyper, features).detach()
 
 

@@ -23,8 +23,7 @@ from calibrant.core.records import Predictions, Scores, Split
 from calibrant.data.image_set import DataSet, ImageSet, fingerprint, split_indices
 from calibrant.data.synthetic import CORRUPTIONS, SEVERITIES, corrupt
 from calibrant.engine.batches import RunData, TrainBatches, check_same_data, load_data
-from calibrant.engine.methods import Plan, facts_of, learns, make_plan, resolved, split_name
-from calibrant.engine.objective import Objective
+from calibrant.engine.methods import facts_of, learns, make_plan, resolved, split_name
 from calibrant.engine.recipe import DataPart, Recipe, check_recipe, load_recipe, recipe_of
 from calibrant.engine.run import (
     Alternative,
@@ -47,7 +46,6 @@ from calibrant.engine.setup import (
     ALONE_GROUP,
     FeatureFunction,
     Group,
-    Hardware,
     Shape,
     build_averages,
     build_network,
@@ -72,7 +70,7 @@ _STATISTICS_EXAMPLES = 2560
 def divide(data: DataSet, recipe: Recipe) -> RunData:
     """Split a data set as a recipe says; the test set is never divided."""
     train, val, meta = (data.train.pick(rows) for rows in divide_rows(len(data.train), recipe))
-    return RunData(train, val, meta if len(meta) else None, data.test)
+    return RunData(augmented(train, recipe.data), val, meta if len(meta) else None, data.test)
 
 
 def divide_rows(n: int, recipe: Recipe) -> tuple[Tensor, Tensor, Tensor]:
@@ -109,7 +107,7 @@ def fits_on_device(data: RunData, part: DataPart, *, device: torch.device) -> bo
 class Assembly:
     """A run ready to start: everything that its steps read and change, and the steps themselves.
 
-    The ``fingerprint`` is that of the data before they were divided; ``resident`` images lie on the device all along.
+    The ``fingerprint`` is that of the data before they were divided.
 
     Attributes:
         forward: Images → (features, logits), compiled where that is asked for; ``eval_forward`` never is.
@@ -117,27 +115,37 @@ class Assembly:
         objective: What is minimised; it learns when an epoch begins and ends.
     """
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        plan: Plan,
-        *,
-        data: RunData,
-        fingerprint: dict[str, int | str],
-        model: nn.Module,
-        hardware: Hardware,
-        resident: bool,
-    ) -> None:
-        self.recipe, self.data, self.fingerprint, self.model, self.hardware = recipe, data, fingerprint, model, hardware
-        train = recipe.train
+    def __init__(self, recipe: Recipe, *, group: Group = ALONE_GROUP) -> None:
+        """Build everything that a recipe describes; ``ValueError`` or ``OSError`` with one sentence if something cannot be."""
+        self.recipe = recipe = resolved(recipe)
+        check_recipe(recipe)
+        method, train = recipe.method, recipe.train
+        # Wrong options are found before the data are read; then some plans need the size of the training part.
+        make_plan(method.name, method.options, facts_of(recipe))
+        whole = load_data(recipe.data)
+        self.data, self.fingerprint = divide(whole, recipe), fingerprint(whole)
+        num_train = len(self.data.train)
+        self.objective = make_plan(method.name, method.options, facts_of(recipe, num_train=num_train))
+        self.steps = train.epochs * (num_train // train.batch_size)
+        compiled = train.compile if self.objective.compilable else "no"
+        self.hardware = choose_hardware(
+            device=train.device, precision=train.precision, compiled=compiled, graph=train.graph, steps=self.steps, group=group
+        )
+        self.model = build_network(recipe, self.data.train, self.hardware, uses_head=learns(recipe))
+        with self.hardware.active():
+            self._prepare()
+
+    def _prepare(self) -> None:
+        """Make batches, optimizer, averages and hyper-parameters, and capture the steps where the hardware says so."""
+        recipe, data, model, hardware, train = self.recipe, self.data, self.model, self.hardware, self.recipe.train
+        resident = fits_on_device(data, recipe.data, device=hardware.device)
         self.batches = TrainBatches(data.train, hardware, batch_size=train.batch_size, seed=recipe.seed, resident=resident)
         self.val, self.test = (EvalSet(part, hardware, resident=resident) for part in (data.val, data.test))
-        self.steps = train.epochs * self.batches.steps_per_epoch
         self.forward, self.eval_forward = self.compiled(model), feature_function(model)
         self.optimizer = build_optimizer(model.parameters(), recipe.optim)
-        self.averages = build_averages(model, train, steps=self.steps, watched=plan.watched)
+        self.averages = build_averages(model, train, steps=self.steps, watched=self.objective.watched)
         self._average = torch.compile(self._follow_weights) if hardware.compiled else self._follow_weights
-        self.objective: Objective = plan.build(self)
+        self.objective.start(self)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=hardware.device)
         kinds = {False, self.objective.has_meta} if hardware.captured else ()
@@ -196,33 +204,6 @@ class Assembly:
         parts |= {name: average.state() for name, average in self.averages.items()}
         kept |= {f"{name}.{key}": value for name, state in parts.items() for key, value in state.items()}
         return kept | {"loss_sum": self.loss_sum}
-
-
-def assemble(recipe: Recipe, *, group: Group = ALONE_GROUP) -> Assembly:
-    """Build everything that a recipe describes, for one of a group of processes.
-
-    Raises ``ValueError`` or ``OSError`` with one sentence if something cannot be.
-    """
-    recipe = resolved(recipe)
-    check_recipe(recipe)
-    part, train = recipe.method, recipe.train
-    # Wrong options are found before the data are read; then some plans need the size of the training part.
-    make_plan(part.name, part.options, facts_of(recipe))
-    whole = load_data(recipe.data)
-    data = divide(whole, recipe)
-    data = replace(data, train=augmented(data.train, recipe.data))
-    plan = make_plan(part.name, part.options, facts_of(recipe, num_train=len(data.train)))
-    steps = train.epochs * (len(data.train) // train.batch_size)
-    compiled = train.compile if plan.compilable else "no"
-    hardware = choose_hardware(
-        device=train.device, precision=train.precision, compiled=compiled, graph=train.graph, steps=steps, group=group
-    )
-    model = build_network(recipe, data.train, hardware, uses_head=learns(recipe))
-    with hardware.active():
-        resident = fits_on_device(data, recipe.data, device=hardware.device)
-        return Assembly(
-            recipe, plan, data=data, fingerprint=fingerprint(whole), model=model, hardware=hardware, resident=resident
-        )
 
 
 def capture_step(step: Callable[[], None], *, state: Sequence[Tensor]) -> Callable[[], None]:
@@ -444,7 +425,7 @@ def scale_run(base: str | Path, *, out: str | Path, resume: bool = False) -> Run
 
 
 def _train(recipe: Recipe, group: Group, folder: RunFolder | None, *, report: Report | None, tick: Tick | None) -> Run:
-    assembly = assemble(recipe, group=group)
+    assembly = Assembly(recipe, group=group)
     hardware, epochs = assembly.hardware, recipe.train.epochs
     choices = _choices(recipe, n_val=len(assembly.data.val))
     history: list[EpochRecord] = []

@@ -9,11 +9,11 @@ import torch.nn.functional as F
 
 from calibrant.engine.batches import Batch
 from calibrant.engine.methods import resolved
-from calibrant.engine.objective import MixupObjective
+from calibrant.engine.objective import MixupPlan
 from calibrant.engine.recipe import Recipe, override
 from calibrant.engine.run import save_checkpoint
-from calibrant.engine.setup import Group
-from calibrant.engine.train import _seed_epoch, assemble, run_epoch, train
+from calibrant.engine.setup import Group, choose_hardware
+from calibrant.engine.train import Assembly, _seed_epoch, run_epoch, train
 from calibrant.losses import CrossEntropyLoss
 
 TINY = {
@@ -29,7 +29,7 @@ TINY = {
 
 def epoch_of(settings):
     recipe = resolved(override(Recipe(), TINY | settings))
-    parts = assemble(recipe)
+    parts = Assembly(recipe)
     return parts, run_epoch(parts, 0, started=time.monotonic())
 
 
@@ -103,7 +103,7 @@ def run_of(settings, *, every, **options):
     kept = []
     recipe = override(Recipe(), LONGER | settings | {"train.eval_every_epochs": every})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("calibrant.engine.train.assemble", lambda *a, **k: kept.append(assemble(*a, **k)) or kept[-1])
+        patch.setattr("calibrant.engine.train.Assembly", lambda *a, **k: kept.append(Assembly(*a, **k)) or kept[-1])
         run = train(recipe, **options)
     return run, kept[0].state()
 
@@ -138,7 +138,9 @@ batches = SimpleNamespace(steps_per_epoch=3, batch_size=6, seed=0)
 
 
 def test_mixup_weighs_images_and_labels_alike():
-    objective = MixupObjective(CrossEntropyLoss(), batches, alpha=0.4, device=torch.device("cpu"))
+    objective, hardware = MixupPlan(CrossEntropyLoss(), alpha=0.4), choose_hardware(device="cpu")
+    recipe = override(Recipe(), {"train.reduction": "mean"})
+    objective.start(SimpleNamespace(batches=batches, hardware=hardware, recipe=recipe))
     objective.begin_epoch(0)
     labels, g = torch.tensor([0, 1, 2, 0, 1, 2]), torch.Generator().manual_seed(0)
     for step in range(3):
@@ -155,7 +157,7 @@ def test_step_clips_the_gradient_of_all_parameters_to_the_norm_of_the_recipe():
     settings = {"data.name": "mixture", "backbone.name": "mlp", "method.name": "ce", "train.device": "cpu"}
     norms = {}
     for clip in (0.0, 0.02):
-        parts = assemble(override(Recipe(), settings | {"train.clip_norm": clip}))
+        parts = Assembly(override(Recipe(), settings | {"train.clip_norm": clip}))
         parts.batches.begin_epoch(0)
         parts.take(with_meta=False)
         norms[clip] = float(torch.stack([value.grad.norm() for value in parts.model.parameters()]).norm())

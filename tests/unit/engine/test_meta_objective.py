@@ -11,7 +11,7 @@ from calibrant.engine.methods import make_plan
 from calibrant.engine.objective import Facts, speed_up
 from calibrant.engine.recipe import Recipe, override
 from calibrant.engine.setup import feature_function
-from calibrant.engine.train import assemble, run_epoch
+from calibrant.engine.train import Assembly, run_epoch
 from calibrant.losses import sece_penalty
 from calibrant.meta import hypergradient
 from calibrant.meta.step import head_hypergradient
@@ -29,13 +29,13 @@ TINY = {
 
 def parts_of(**settings):
     recipe = override(Recipe(), TINY | {f"method.options.{key}": value for key, value in settings.items()})
-    return assemble(recipe), recipe
+    return Assembly(recipe), recipe
 
 
 def leaking_parts(**settings):
     changed = {"backbone.name": "convnet", "method.preset": "paper", "train.batch_size": "20", "train.precision": "float64"}
     changed |= {key.replace("__", "."): value for key, value in settings.items()}
-    parts = assemble(override(Recipe(), TINY | changed))
+    parts = Assembly(override(Recipe(), TINY | changed))
     parts.batches.begin_epoch(0)
     parts.objective.begin_epoch(0)
     return parts
@@ -60,7 +60,7 @@ def test_meta_objective_look_ahead_follows_the_schedule_where_asked_to(chosen, e
 @pytest.mark.parametrize(("meta_bn", "training"), [("frozen", False), ("batch", True), ("update", True)])
 def test_meta_objective_normalises_meta_images_as_it_is_told(meta_bn, training):
     settings = {"backbone.name": "convnet", "method.options.meta_bn": meta_bn, "train.average": "no"}
-    parts = assemble(override(Recipe(), TINY | settings))
+    parts = Assembly(override(Recipe(), TINY | settings))
     objective, before = parts.objective, copy.deepcopy(parts.model)
     objective.begin_epoch(0)
     images = objective.batches.next().images
@@ -76,7 +76,7 @@ def test_full_look_ahead_is_the_derivative_of_the_step_that_the_predicting_weigh
     """Against double backward through the network's step and what the average makes of it."""
     settings = {"average": average, "precision": "float64", "compile": "yes"}
     changed = {f"train.{key}": value for key, value in settings.items()} | {"method.options.lookahead": "full"}
-    parts = assemble(override(Recipe(), TINY | changed))
+    parts = Assembly(override(Recipe(), TINY | changed))
     objective, learner = parts.objective, parts.objective.learner
     watch = parts.averages.get("watch", parts.averages.get("average"))
     objective.begin_epoch(0)
@@ -110,7 +110,7 @@ def test_full_look_ahead_is_the_derivative_of_the_step_that_the_predicting_weigh
 
 
 def test_look_ahead_of_the_head_agrees_with_the_derivative_of_the_averages_own_step():
-    parts = assemble(override(Recipe(), TINY))
+    parts = Assembly(override(Recipe(), TINY))
     objective, learner, watch = parts.objective, parts.objective.learner, parts.averages["watch"]
     cosines = []
     for epoch in range(4):
@@ -196,9 +196,9 @@ def test_meta_objective_learning_rate_of_the_hyper_parameters_follows_its_schedu
 def test_gamma_moves_by_the_memory_that_the_average_was_given(decay):
     def rate(**settings):
         recipe = override(Recipe(), TINY | {"train.epochs": "20000"} | {k.replace("__", "."): v for k, v in settings.items()})
-        return assemble(recipe).objective.learner.meta_lr
+        return Assembly(recipe).objective.learner.meta_lr
 
-    every = assemble(override(Recipe(), TINY)).objective.every
+    every = Assembly(override(Recipe(), TINY)).objective.every
     expected = speed_up(1 / (1 - float(decay)), every) / speed_up(1000, every)
     assert rate(train__average_decay=decay) == pytest.approx(expected * rate())
     # Where nothing forgets exponentially the decay says nothing.
@@ -240,7 +240,7 @@ def test_bank_replaces_the_oldest_slice_and_is_filled_anew_when_the_learning_rat
 
 def test_bank_is_renewed_while_the_average_remembers():
     for decay, size in ((0.999, 10), (0.9, 200)):
-        batches = assemble(override(Recipe(), TINY | {"train.average_decay": decay})).objective.batches
+        batches = Assembly(override(Recipe(), TINY | {"train.average_decay": decay})).objective.batches
         # 200 held-out examples, a meta step every 8 steps, within a sixth of the memory.
         assert batches.batch_size == size
 
@@ -293,7 +293,7 @@ def test_method_option_of_the_wrong_kind_is_one_sentence(method, option, value, 
 def test_a_recipe_with_what_is_gone_is_read_and_not_trained(key, value, message):
     recipe = override(Recipe(), TINY | {key: value})
     with pytest.raises(ValueError, match=f"`{key}` {message}"):
-        assemble(recipe)
+        Assembly(recipe)
 
 
 def test_meta_images_pass_a_cpu_in_pieces_that_change_nothing(monkeypatch):
@@ -309,6 +309,6 @@ def test_meta_images_pass_a_cpu_in_pieces_that_change_nothing(monkeypatch):
     with torch.no_grad():
         torch.testing.assert_close(found, forward(images)[0])
     # Statistics of the batch need all of it.
-    objective.plan = replace(objective.plan, settings=replace(objective.plan.settings, meta_bn="batch"))
+    objective.settings = replace(objective.settings, meta_bn="batch")
     objective.features(images)
     assert sizes[5:] == [130]

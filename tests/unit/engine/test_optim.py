@@ -7,7 +7,7 @@ from torch.optim import SGD, AdamW
 
 from calibrant.engine.recipe import OptimPart, Recipe, override
 from calibrant.engine.setup import WeightAverage, build_optimizer
-from calibrant.engine.train import assemble, run_epoch, train
+from calibrant.engine.train import Assembly, run_epoch, train
 from calibrant.meta.network import gathering_norms
 from calibrant.meta.step import head_hypergradient, set_learning_rate
 
@@ -62,7 +62,7 @@ def test_weight_average_by_hand(options, expected):
 
 def test_meta_batches_go_through_the_averaged_network(monkeypatch):
     settings = {"method.name": "flgamma-sece", "method.options.every": "1", "train.average": "ema", "backbone.name": "convnet"}
-    parts = assemble(override(Recipe(), TINY | settings))
+    parts = Assembly(override(Recipe(), TINY | settings))
     network, calls = parts.objective.network, []
 
     def look(*args, head, meta_features, **rest):
@@ -91,7 +91,7 @@ def test_meta_batches_go_through_the_averaged_network(monkeypatch):
 def test_train_average_is_that_of_the_weights_after_each_step():
     settings = {"train.average": "ema", "backbone.name": "convnet", "train.average_decay": "0.9"}
     recipe = override(Recipe(), TINY | settings | {"data.val": "100", "data.meta": "1500"})
-    parts = assemble(recipe)
+    parts = Assembly(recipe)
     seen, original = [], parts.averages["average"].update
 
     def watch():
@@ -126,7 +126,7 @@ PHASE = TINY | {
 
 def test_train_average_by_phase_begins_with_the_drop_and_has_statistics_of_its_own(monkeypatch):
     recipe = override(Recipe(), PHASE | {"train.epochs": "4"})
-    parts = assemble(recipe)
+    parts = Assembly(recipe)
     average, seen, passed = parts.averages["average"], [], []
     original = average.update
     monkeypatch.setattr(average, "update", lambda: (original(), seen.append(copy.deepcopy(parts.model.state_dict()))))
@@ -180,7 +180,7 @@ def test_train_average_by_phase_leaves_it_to_the_exponential_one_to_steer():
 @pytest.mark.parametrize(("every", "images"), [(1, 50), (3, 200), (8, 200)])
 def test_the_network_that_steers_by_phase_learns_its_statistics_from_training_images(every, images):
     settings = {"method.name": "flgamma-sece", "method.options.every": str(every)}
-    parts = assemble(override(Recipe(), PHASE | settings))
+    parts = Assembly(override(Recipe(), PHASE | settings))
     objective, norms = parts.objective, [name for name in parts.averages["watch"].means if "running" in name]
     network, original, passed = objective.network, objective.follow, []
 
@@ -232,7 +232,7 @@ def test_the_network_that_steers_by_phase_learns_its_statistics_from_training_im
     ],
 )
 def test_the_network_that_steers_by_phase_remembers_statistics_as_long_as_weights(settings, apart, momentum):
-    objective = assemble(override(Recipe(), PHASE | {"method.name": "flgamma-sece"} | settings)).objective
+    objective = Assembly(override(Recipe(), PHASE | {"method.name": "flgamma-sece"} | settings)).objective
     assert objective.learns_every == apart
     momenta = [norm.momentum for norm in gathering_norms(objective.network)]
     assert momenta == pytest.approx([momentum] * len(momenta))

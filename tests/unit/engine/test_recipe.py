@@ -8,7 +8,7 @@ import pytest
 from calibrant.engine.methods import resolved
 from calibrant.engine.recipe import OptimPart, Recipe, check_recipe, load_recipe, override, recipe_of, to_toml
 from calibrant.engine.setup import drops, learning_rate
-from calibrant.engine.train import assemble, train
+from calibrant.engine.train import Assembly, train
 
 TINY = {"data.name": "mixture", "backbone.name": "mlp", "train.batch_size": "100", "train.epochs": "1", "train.device": "cpu"}
 
@@ -122,10 +122,10 @@ def test_resolved_fills_in_what_the_method_asks_for_and_leaves_what_is_said(sett
 @pytest.mark.parametrize(("epochs", "decay"), [("1", 0.0), ("50", 1 - 1 / 18), ("4000", 0.999)])
 def test_exponential_average_remembers_a_fiftieth_of_all_steps_but_not_more_than_a_thousand(epochs, decay):
     # 1,800 examples of 2,000 train, 18 steps an epoch.
-    averages = assemble(tiny(train__epochs=epochs, train__average="ema")).averages
+    averages = Assembly(tiny(train__epochs=epochs, train__average="ema")).averages
     assert averages["average"]._decay == pytest.approx(decay)
     # What methods that learn look through, whatever predicts.
-    assert assemble(tiny(train__epochs=epochs)).averages["watch"]._decay == pytest.approx(decay)
+    assert Assembly(tiny(train__epochs=epochs)).averages["watch"]._decay == pytest.approx(decay)
 
 
 def test_train_writes_the_resolved_recipe_and_resumes_under_either_form(tmp_path):

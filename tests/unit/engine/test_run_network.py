@@ -10,7 +10,7 @@ from torch import nn
 from calibrant.data.image_set import ImageSet
 from calibrant.engine.recipe import Recipe, override
 from calibrant.engine.setup import check_network, choose_hardware, freeze, load_initial_weights, load_weights, save_weights
-from calibrant.engine.train import assemble
+from calibrant.engine.train import Assembly
 
 SETTINGS = {"data.name": "digits", "method.name": "ce", "train.device": "cpu", "train.batch_size": "50", "train.epochs": "1"}
 
@@ -116,7 +116,7 @@ def nets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_assemble_users_network_that_cannot_be_is_one_sentence(name: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        assemble(override(Recipe(), SETTINGS | {"backbone.name": name}))
+        Assembly(override(Recipe(), SETTINGS | {"backbone.name": name}))
 
 
 @pytest.mark.usefixtures("nets")
@@ -124,15 +124,15 @@ def test_assemble_users_network_that_cannot_be_is_one_sentence(name: str, words:
 def test_assemble_logits_that_are_not_the_last_layers_are_refused_where_that_layer_looks_ahead(name: str) -> None:
     chosen = SETTINGS | {"backbone.name": name}
     with pytest.raises(ValueError, match=f"`model` must return what its last `nn.Linear` gives.*{name}"):
-        assemble(override(Recipe(), chosen | {"method.name": "flgamma-sece"}))
-    assemble(override(Recipe(), chosen | {"method.name": "ce"}))
+        Assembly(override(Recipe(), chosen | {"method.name": "flgamma-sece"}))
+    Assembly(override(Recipe(), chosen | {"method.name": "ce"}))
 
 
 @pytest.mark.usefixtures("nets")
 def test_assemble_factory_out_of_memory_stays_what_it_is() -> None:
     # A comparison tries such runs again; a sentence about the network would end it.
     with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
-        assemble(override(Recipe(), SETTINGS | {"backbone.name": "users_nets:small_memory"}))
+        Assembly(override(Recipe(), SETTINGS | {"backbone.name": "users_nets:small_memory"}))
 
 
 def one_image(*, channels: int = 3, size: int = 8) -> ImageSet:
