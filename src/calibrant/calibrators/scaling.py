@@ -268,7 +268,9 @@ def monte_carlo_log_probs(logits: Tensor, temperature: Tensor | float) -> Tensor
         >>> monte_carlo_log_probs(torch.tensor([[[1.0986, 0.0]], [[0.0, 0.0]]]), 1.0).exp()
         tensor([[0.6250, 0.3750]])
     """
-    log_probs = temperature_log_probs(logits.reshape(-1, *logits.shape[-2:]), temperature)
+    log_probs = temperature_log_probs(logits, temperature)
+    if logits.ndim == 2:
+        return log_probs
     return log_probs.logsumexp(0) - torch.log(torch.full_like(log_probs[0, ..., :1], log_probs.shape[0]))
 
 

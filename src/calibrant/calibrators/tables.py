@@ -152,6 +152,8 @@ def top_question(data: FitData) -> tuple[Question, Tensor]:
     """The confidence, whether the predicted class is right, and weights; beside it the predicted class ``[N]``."""
     confidence, predicted = floor_logits(data.logits.double()).softmax(1).max(1)
     ordered, order = merge_ties(confidence.numpy())
+    # Where a curve follows examples one by one, those that tie stand as they came, whatever their rounding.
+    order = order[np.lexsort((order, ordered))]
     correct = (predicted == data.labels).double()
     return Question(ordered, correct.numpy()[order], data.weights.numpy()[order]), predicted[order]
 
@@ -168,7 +170,7 @@ def merge_ties(probs: Vector) -> tuple[Vector, Positions]:
 
     Example:
         >>> [found.tolist() for found in merge_ties(np.array([0.5, 0.1 + 0.2, 0.3]))]
-        [[0.30000000000000004, 0.30000000000000004, 0.5], [1, 2, 0]]
+        [[0.30000000000000004, 0.30000000000000004, 0.5], [2, 1, 0]]
     """
     order = np.argsort(probs, kind="stable")
     ordered = probs[order]
@@ -176,8 +178,7 @@ def merge_ties(probs: Vector) -> tuple[Vector, Positions]:
     sizes = np.diff(np.append(starts, len(ordered)))
     last = ordered[starts + sizes - 1]
     alike = np.repeat(last <= just_above(ordered[starts]), sizes)
-    merged = np.where(alike, np.repeat(last, sizes), ordered)
-    return merged, order[np.lexsort((order, merged))]
+    return np.where(alike, np.repeat(last, sizes), ordered), order
 
 
 def edges_behind(ordered: Vector, ends: Positions) -> Vector:
