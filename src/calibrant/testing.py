@@ -15,7 +15,8 @@ from calibrant.metrics.table import score_metrics
 __all__ = ["assert_calibrated"]
 
 _FORM = re.compile(r"\s*(\w+)(?:\.(value|low|high))?\s*([<>]=?)\s*(\S+)\s*")
-_COMPARE = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
+# What keeps a limit; nothing that is compared with NaN does.
+_KEPT = {">": operator.le, ">=": operator.lt, "<": operator.ge, "<=": operator.gt}
 
 
 class Limit(NamedTuple):
@@ -44,10 +45,10 @@ class Limit(NamedTuple):
         return cls(text, key, part or "value", sign, bound)
 
     def broken_by(self, scores: Scores) -> str:
-        """Say what breaks the limit; empty if nothing does. A score that is not a number breaks every limit."""
+        """Say what breaks the limit; empty if nothing does. A score or limit that is not a number is always broken."""
         found = float(getattr(scores[self.key], self.part))
         what = self.key if self.part == "value" else f"{self.key}.{self.part}"
-        return f"{what} is {found:.4g} ({self.text})" if found != found or _COMPARE[self.sign](found, self.bound) else ""
+        return "" if _KEPT[self.sign](found, self.bound) else f"{what} is {found:.4g} ({self.text})"
 
 
 def assert_calibrated(

@@ -25,7 +25,13 @@ def test_assert_calibrated_compares_the_value_or_an_end_of_its_interval() -> Non
 
 def test_limits_are_read_and_a_score_that_is_no_number_breaks_them() -> None:
     scores = measure(GIVEN, n_resamples=100)
-    for text, broken in {"ece>0.05": True, " ece.high <= 0.01": False, "signed_gap >= 1e-3": True, "nll<0": False}.items():
+    for text, broken in {
+        "ece>0.05": True,
+        " ece.high <= 0.01": False,
+        "signed_gap >= 1e-3": True,
+        "nll<0": False,
+        "nll>nan": True,
+    }.items():
         assert bool(Limit.parse(text).broken_by(scores)) == broken, text
     nothing = {"value": None, "low": None, "high": None}
     assert Limit.parse("ece>1").broken_by(scores.from_dict({**scores.to_dict(), "metrics": {"ece": nothing}}))

@@ -138,7 +138,7 @@ def load_npz(path: str | Path, *, seed: int = 0) -> DataSet:
     there = npz_headers(file)
     tested = any(key in there for keys in _KEYS[2:] for key in keys)
     keys = [_find_key(there, wanted, path) for wanted in (_KEYS if tested else _KEYS[:2])]
-    fields = read_npz(file, {*keys, "class_names"})
+    fields = read_npz(file, {*keys, "class_names"}, main=keys[::2])
     names = tuple(str(name) for name in fields["class_names"].reshape(-1)) if "class_names" in fields else None
     parts = []
     for key, label_key in zip(keys[::2], keys[1::2], strict=True):
@@ -170,7 +170,7 @@ def read_images(given: ArrayLike | str | Path, *, form: Form, where: str) -> tup
             return decode(pictures, form), [str(p.relative_to(path) if path.is_dir() else p.name) for p in pictures]
         check_readable(path, content="images")
         key = _find_key(npz_headers(path), (*_KEYS[0], *_KEYS[2]), given)
-        array = read_npz(path, {key})[key]
+        array = read_npz(path, {key}, main=[key])[key]
     else:
         key, array = "images", to_tensor(given, where=where, name="images").cpu().numpy()
     images = _images(array, key, where)

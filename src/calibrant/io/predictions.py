@@ -112,7 +112,7 @@ def _read(path: str | Path, prob_column: str | None = None, label_column: str | 
     # Keys with a role, and vectors with one value for each example; other arrays may be large.
     examples = math.prod(shape[:1] + shape[2:])
     wanted = {key for key, (other, _) in headers.items() if key in _KEYS or other == (examples,)}
-    fields = read_npz(file, wanted, most=max(math.prod(shape), 2))
+    fields = read_npz(file, wanted, main=headers.keys() & {*_SCORES})
     return fields, Extras.from_json(str(fields.pop(EXTRAS_KEY, "")), path=path)
 
 
@@ -470,22 +470,23 @@ def npz_headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype[np.gene
     return headers
 
 
-def read_npz(path: Path, keys: Collection[str], *, most: int | None = None) -> Fields:
+def read_npz(path: Path, keys: Collection[str], *, main: Collection[str]) -> Fields:
     """Read some arrays of an ``.npz``.
 
-    An object array, which only unpickling could read, is refused, and so are arrays of more than ``most`` values, of which one
-    may be a text of 16,384 characters.
+    An object array, which only unpickling could read, is refused, and so are arrays of more values than those of the ``main``
+    keys, of which one may be a text of 16,384 characters.
     """
     headers = npz_headers(path)
-    for key in headers.keys() & keys:
+    most = max([2, *(math.prod(headers[key][0]) for key in main)])
+    for key in sorted(headers.keys() & keys, key=lambda key: key not in main):
         shape, dtype = headers[key]
         if dtype.hasobject:
             raise ValueError(
                 f"{path}: `{key}` must be a plain array, got an array of Python objects, which is not read because it could "
                 "run code. Save it as numbers or text, for instance with `.astype(str)`."
             )
-        if most is not None and (math.prod(shape) > most or dtype.itemsize > _MOST_BYTES):
-            raise ValueError(f"{path}: `{key}` must not hold more than the scores do, got {list(shape)} of {dtype}.")
+        if math.prod(shape) > most or dtype.itemsize > _MOST_BYTES:
+            raise ValueError(f"{path}: `{key}` must not hold more than `{min(main)}`, got {list(shape)} of {dtype}.")
     with decoding(path), np.load(path, allow_pickle=False) as archive:
         return {key: archive[key] for key in headers if key in keys}
 

@@ -80,6 +80,10 @@ def test_load_npz_grey_images_without_test_part_are_split_by_seed(tmp_path):
         ({"images": COLOUR, "labels": LABELS[:3]}, r"`labels` must be class indices \[N\] = \[20\], got \[3\]"),
         ({"images": COLOUR, "labels": LABELS - 1}, r"`labels` must lie in \[0, 1\], got -1"),
         ({"images": COLOUR, "labels": LABELS, "class_names": ["a"]}, r"must lie in \[0, 0\], got 1"),
+        (
+            {"images": COLOUR, "labels": LABELS, "class_names": ["a", "b" * 10**6]},
+            "`class_names` must not hold more than `images`",
+        ),
         ({"images": COLOUR, "labels": LABELS, "test_images": COLOUR}, r"must hold `test_labels` \(or y_test\)"),
         (
             {"images": COLOUR, "labels": LABELS, "test_images": COLOUR[:, :3], "test_labels": LABELS},

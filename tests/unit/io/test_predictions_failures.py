@@ -241,7 +241,7 @@ def test_npz_key_of_more_than_the_scores_is_not_inflated(tmp_path: Path, bomb: d
     path = tmp_path / "x.npz"
     np.savez_compressed(path, **{"logits": EYE, "labels": np.array([0, 1])} | bomb)
     tracemalloc.start()
-    assert f"`{next(iter(bomb))}` must not hold more than the scores do" in message_of(path)
+    assert f"`{next(iter(bomb))}` must not hold more than `logits`" in message_of(path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 2e6
