@@ -2,7 +2,7 @@
 
 Data sets are drawn from worlds whose true scores are known: probabilities from a population of 40,000 predictions, labels from
 those probabilities with a planted gap between confidence and accuracy. Run as ``python benchmarks/coverage.py``
-(an hour; ten minutes with ``--only-ece``); the last rows of each table are bootstrap intervals of the ECE, for comparison.
+(an hour; ten minutes with ``--only ece``); the last rows of each table are bootstrap intervals of the ECE, for comparison.
 Every world has random numbers of its own, so that one unlucky draw is not seen in all of them.
 """
 
@@ -63,12 +63,13 @@ class World:
         )
         return values_of(summary)
 
-    def draw(self, n: int, rng: np.random.Generator) -> Predictions:
-        """Draw ``n`` examples with labels."""
+    def draw(self, n: int, rng: np.random.Generator, *, uneven: float = 0.0) -> Predictions:
+        """Draw ``n`` examples with labels, and weights whose logarithms have the standard deviation ``uneven``."""
         row = torch.from_numpy(rng.integers(0, len(self.probs), n))
         point = torch.from_numpy(rng.random((n, 1)))
         labels = (self.chances[row].cumsum(1) < point).sum(1).clamp_max(self.probs.shape[1] - 1)
-        return Predictions(probs=self.probs[row], labels=labels)
+        weights = rng.lognormal(0, uneven, n) if uneven else None
+        return Predictions(probs=self.probs[row], labels=labels, weights=weights)
 
 
 def histogram(kind: str) -> Tensor:
@@ -140,18 +141,18 @@ def bootstrap_intervals(evidence: Evidence) -> dict[str, tuple[float, float]]:
     }
 
 
-def measured_intervals(evidence: Evidence, *, only_ece: bool) -> dict[str, tuple[float, float]]:
-    """Intervals of all scores, or of the ECE alone, as `calibrant.measure` reports them."""
+def measured_intervals(evidence: Evidence, *, only: list[str]) -> dict[str, tuple[float, float]]:
+    """Intervals of all scores, or only of some, as `calibrant.measure` reports them."""
     found = {}
     for key, value in values_of(evidence.summary).items():
-        if key == "ece" or not only_ece:
+        if not only or key in only:
             low, high = METRICS[key].interval(evidence, value)
             found[key] = (min(low, value), max(high, value))
     return found
 
 
 def run(
-    world: World, *, n: int, data_sets: int, n_resamples: int, seed: tuple[int, ...], only_ece: bool
+    world: World, *, n: int, data_sets: int, n_resamples: int, seed: tuple[int, ...], only: list[str], uneven: float
 ) -> dict[str, dict[str, float]]:
     """Coverage and mean length of every interval over ``data_sets`` data sets of ``n`` examples."""
     # Data sets and resamples have random numbers of their own: another method is tried on the same data.
@@ -161,9 +162,10 @@ def run(
     length: dict[str, list[float]] = {}
     for _ in range(data_sets):
         evidence = Evidence(
-            summarize(world.draw(n, data), n_bins=N_BINS), n_resamples=n_resamples, seed=int(rng.integers(2**31))
+            summarize(world.draw(n, data, uneven=uneven), n_bins=N_BINS), n_resamples=n_resamples, seed=int(rng.integers(2**31))
         )
-        ends = measured_intervals(evidence, only_ece=only_ece) | bootstrap_intervals(evidence)
+        ends = measured_intervals(evidence, only=only)
+        ends |= bootstrap_intervals(evidence) if "ece" in ends else {}
         for key, (low, high) in ends.items():
             true = truth[key.split(",")[0]]
             hit.setdefault(key, []).append(low <= true + 1e-9 and true <= high + 1e-9)
@@ -183,7 +185,9 @@ def main() -> None:
     parser.add_argument("--data-sets", type=int, default=300)
     parser.add_argument("--resamples", type=int, default=300)
     parser.add_argument("--n", type=int, nargs="+", default=[10_000, 1_000])
-    parser.add_argument("--only-ece", action="store_true", help="leave out the other scores, which take most of the time")
+    parser.add_argument("--only", nargs="+", default=[], help="scores; all others, which take most of the time, are left out")
+    parser.add_argument("--world", default="", help="only worlds of which the heading holds this text: 'peaked confidences'")
+    parser.add_argument("--uneven", type=float, default=0.0, help="weights: standard deviation of their logarithms")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", help="also write one JSON line per world to this file")
     parser.add_argument("--hardly-wrong", action="store_true", help="under-confident models right in 99 to 100 %% instead")
@@ -199,6 +203,9 @@ def main() -> None:
         worlds = [("even", "one sign", error) for error in (0.3, 0.299, 0.29)]
     for n in options.n:
         for k, (kind, shape, error) in enumerate(worlds):
+            heading = f"N = {n}, {kind} confidences, {shape} gaps, true ECE {error:.1%}"
+            if options.world not in heading:
+                continue
             start = time.perf_counter()
             world = hardly_wrong(0.7 + error) if kind == "even" else plant(histogram(kind), shape=shape, error=error)
             found = run(
@@ -207,10 +214,11 @@ def main() -> None:
                 data_sets=options.data_sets,
                 n_resamples=options.resamples,
                 seed=(options.seed, n, k),
-                only_ece=options.only_ece,
+                only=options.only,
+                uneven=options.uneven,
             )
             line = {"n": n, "histogram": kind, "gaps": shape, "true_ece": error, "seconds": time.perf_counter() - start}
-            print(f"\nN = {n}, {kind} confidences, {shape} gaps, true ECE {error:.1%} ({line['seconds']:.0f} s)")
+            print(f"\n{heading} ({line['seconds']:.0f} s)")
             for key, row in found.items():
                 numbers = f"coverage {row['coverage']:6.1%}  mean length {row['length']:.4f}"
                 print(f"  {key:<19} true {row['true']:8.4f}  {numbers}", flush=True)
