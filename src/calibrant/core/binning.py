@@ -213,29 +213,23 @@ def class_bins_of(probs: Tensor, labels: Tensor, weights: Tensor | None = None, 
     exactly, and what rounding leaves of them would pass for a bin: with weights the first bin is summed for itself.
     """
     examples, num_classes = probs.shape
+    mass = torch.ones(examples, dtype=torch.float64, device=probs.device) if weights is None else weights
     first = float(equal_width_edges(n_bins, probs.dtype)[1]) if n_bins > 1 else math.inf
-    sums = torch.zeros(3, num_classes * n_bins, dtype=torch.float64, device=probs.device)
-    low = sums.new_zeros(2, num_classes)
+    sums, low = mass.new_zeros(3, num_classes * n_bins), mass.new_zeros(2, num_classes)
     step = max(_BLOCK_ENTRIES // num_classes, 1)
-    for start in range(0, examples, step):
-        block = probs[start : start + step]
+    for block, own in zip(probs.split(step), mass.split(step), strict=True):
         entry = (block > first).flatten().nonzero().squeeze(1)
-        values = block.flatten()[entry].double()
+        values, weight = block.flatten()[entry].double(), own[entry // num_classes]
         slot = entry % num_classes * n_bins + equal_width_index(values, n_bins, dtype=probs.dtype)
-        weight = torch.ones_like(values)
+        # Unlike bincount, this has a deterministic form on CUDA.
+        sums[:2].index_add_(1, slot, torch.stack([weight, weight * values]))
         if weights is None:
             low[1] += block.sum(0, dtype=torch.float64)
         else:
-            own = weights[start : start + step]
-            weight = own[entry // num_classes]
             small = (block <= first).double()
             low += torch.stack([own @ small, own @ small.mul_(block)])
-        # Unlike bincount, this has a deterministic form on CUDA.
-        sums[0].index_add_(0, slot, weight)
-        sums[1].index_add_(0, slot, weight * values)
     at_label = probs.gather(1, labels.unsqueeze(1)).squeeze(1).double()
-    slot = labels * n_bins + equal_width_index(at_label, n_bins, dtype=probs.dtype)
-    sums[2].index_add_(0, slot, torch.ones_like(at_label) if weights is None else weights)
+    sums[2].index_add_(0, labels * n_bins + equal_width_index(at_label, n_bins, dtype=probs.dtype), mass)
     found: Tensor = sums.unflatten(1, (num_classes, n_bins))
     if weights is None:
         low[0] = examples
@@ -260,14 +254,6 @@ def cells_of(top: TopLabel) -> Tensor:
     index, mass = cell_index(top.confidence, dtype=top.dtype), top.mass
     rows = torch.stack([mass, mass * top.confidence, mass * top.correct, mass.square(), torch.ones_like(mass)])
     return rows.new_zeros(5, NUM_CELLS).index_add_(1, index, rows)
-
-
-def fold_cells(sums: Tensor, n_bins: int) -> Tensor:
-    """Add up cell sums ``[..., NUM_CELLS]`` to ``[..., n_bins]``; exact, for ``n_bins`` that divides 3,000."""
-    plain = sums[..., :_PLAIN_CELLS].unflatten(-1, (-1, _PER_CELL)).sum(-1)
-    last = sums[..., _PLAIN_CELLS:].sum(-1, keepdim=True)
-    folded: Tensor = torch.cat([plain, last], dim=-1).unflatten(-1, (n_bins, -1)).sum(-1)
-    return folded
 
 
 def bin_of_cell(cell: Tensor, n_bins: int) -> Tensor:
@@ -365,11 +351,6 @@ class Summary:
             raise ValueError("Summary: the classwise sums must have been kept, got none. Construct with `classwise=True`.")
         return self.class_bins
 
-    @property
-    def class_count(self) -> Tensor:
-        """Weight of the examples that carry each label ``[C]``."""
-        return self.by_class[2].sum(1)
-
     @cached_property
     def examples(self) -> TopLabel:
         """The examples, or one entry per cell with its mean confidence, mean correctness, weight and squared weight."""
@@ -388,7 +369,8 @@ class Summary:
     def bins_of(self, n_bins: int) -> Bins:
         """Equal-width confidence bins; exact if all examples are known, or if the number of bins divides 3,000."""
         if WIDTH_CELLS % n_bins == 0:
-            *sums, _, rows = fold_cells(self.cells, n_bins)
+            index = bin_of_cell(torch.arange(NUM_CELLS), n_bins)
+            *sums, _, rows = self.cells.new_zeros(5, n_bins).index_add_(1, index, self.cells)
             # The cached edges must not be written to.
             bins = means_of_sums(equal_width_edges(n_bins).clone(), *sums)
         else:
@@ -404,7 +386,7 @@ def summarize(predictions: Predictions, *, n_bins: int = 15, keep: int | None = 
 
     Example:
         >>> summary = summarize(Predictions(probs=[[0.9, 0.1], [0.2, 0.8]], labels=[0, 0]), n_bins=5)
-        >>> summary.n, summary.effective_n, summary.class_count.tolist(), round(float(summary.brier[0]), 6)
+        >>> summary.n, summary.effective_n, summary.by_class[2].sum(1).tolist(), round(float(summary.brier[0]), 6)
         (2, 2.0, [2.0, 0.0], 1.3)
     """
     size = max(CHUNK_ENTRIES // predictions.num_classes, 1)

@@ -23,7 +23,7 @@ from calibrant.core.binning import (
     norm_of_bins,
     top_label,
 )
-from calibrant.core.checks import ArrayLike, check_count, to_tensor
+from calibrant.core.checks import ArrayLike, check_count, check_share, to_tensor
 from calibrant.core.records import Bins, Predictions, as_predictions, both_classes
 from calibrant.metrics.conventions import bin_rule, binned_error, mean_over_classes
 
@@ -577,8 +577,7 @@ def thresholded_adaptive_calibration_error(
         Nixon et al., CVPR workshops 2019, section 3.3.
     """
     where = "thresholded_adaptive_calibration_error"
-    if not 0 <= threshold < 1:
-        raise ValueError(f"{where}: `threshold` must lie in [0, 1), got {threshold!r}.")
+    check_share(threshold, where=where, name="threshold")
     given = as_predictions(probs, labels, where=where, n_bins=n_bins, weights=weights, ignore_index=ignore_index)
     return _mean_range_gap(given, n_bins=n_bins, threshold=threshold)
 

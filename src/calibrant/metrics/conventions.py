@@ -35,6 +35,7 @@ from calibrant.core.registry import lookup
 Rule = Callable[[TopLabel, int], Bins]
 Kind = Literal["expected", "maximum", "average", "adaptive", "classwise"]
 
+_TOP_LABEL = "top-label: the highest probability against whether its class is right"
 _BELOW = torch.tensor([-math.inf], dtype=torch.float64)
 _ABOVE = torch.tensor([math.inf], dtype=torch.float64)
 
@@ -127,7 +128,6 @@ class Explanation:
     Attributes:
         value: The error.
         metric: Name of the function that gives it.
-        kind: Which probability is compared with which event.
         rule: The bin rule in words.
         p: Order of the norm.
         n: Number of examples N.
@@ -144,7 +144,6 @@ class Explanation:
 
     value: float
     metric: str
-    kind: str
     rule: str
     p: float
     n: int
@@ -162,7 +161,7 @@ class Explanation:
         gap = round(self.signed_gap, 6)
         side = "over-confident" if gap > 0 else "under-confident" if gap < 0 else "no direction"
         facts = {
-            "kind": self.kind if self.p == 1 else f"{self.kind}, norm of order {self.p:g}",
+            "kind": _TOP_LABEL if self.p == 1 else f"{_TOP_LABEL}, norm of order {self.p:g}",
             "bins": self.rule,
             "examples": f"{self.n} of {self.num_classes} classes; {self.distinct} different confidences",
             "empty": f"{self.empty_bins} of {self.n_bins} bins; the smallest of the others holds {self.smallest_bin:g}",
@@ -218,7 +217,6 @@ def explain(
     return Explanation(
         value=float(norm_of_bins(bins, p=p)),
         metric=f"{kind}_calibration_error",
-        kind="top-label: the highest probability against whether its class is right",
         rule=f"{n_bins} equal-width bins (lo, hi], {edges}, 0 in the first and 1 in the last"
         if binning == "width"
         else f"{n_bins} equal-mass bins, tied confidences shared between the bins they span",

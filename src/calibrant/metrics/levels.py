@@ -42,8 +42,6 @@ _WIDTH, _PARTS = 0.0125, 64
 _SECE_BANDWIDTH, _MMCE_SCALE = 0.05, 0.4
 # Bandwidths at which the smoothed residual is computed; smECE is found between two of them.
 _LADDER = torch.logspace(-3.5, 0, 29, dtype=torch.float64)
-# Rows smoothed at once (18 MB), and rows that tell which rungs of the ladder the others need.
-_ROWS, _SCOUTS, _MARGIN = 1024, 48, 3
 # 10, 20, 50, 100, 200, 500 and 1000 are those of published figures; the others fill the gaps on a logarithmic axis.
 BIN_COUNTS = (10, 15, 20, 30, 50, 70, 100, 150, 200, 300, 500, 700, 1000)
 # So many bins times resamples take about 5 GB.
@@ -100,16 +98,6 @@ class Levels:
     def sum_by_bin(self, values: Tensor) -> Tensor:
         """Add up ``values [R, G]`` by equal-width bin; ``[R, M]`` without the bins that hold no level."""
         return values @ self._in_bin
-
-    @cached_property
-    def gauss(self) -> Tensor:
-        """Gaussian kernel of SECE between levels ``[G, G]``."""
-        return torch.exp(-0.5 * ((self.confidence.unsqueeze(1) - self.confidence) / _SECE_BANDWIDTH) ** 2)
-
-    @cached_property
-    def laplace(self) -> Tensor:
-        """Laplace kernel of MMCE between levels ``[G, G]``."""
-        return torch.exp((self.confidence.unsqueeze(1) - self.confidence).abs() / -_MMCE_SCALE)
 
     @cached_property
     def smoothers(self) -> Tensor:
@@ -231,41 +219,33 @@ def debiased_of_levels(levels: Levels, mass: Tensor, right: Tensor, *, noise: fl
 
 def sece_of_levels(levels: Levels, mass: Tensor, right: Tensor) -> Tensor:
     """Smooth expected calibration error (SECE, hard accuracy) of each row ``[R]``."""
-    near = mass @ levels.gauss
-    accuracy = (right @ levels.gauss) / near.clamp_min(torch.finfo(near.dtype).tiny)
+    gauss = torch.exp(-0.5 * ((levels.confidence.unsqueeze(1) - levels.confidence) / _SECE_BANDWIDTH) ** 2)
+    near = mass @ gauss
+    accuracy = (right @ gauss) / near.clamp_min(torch.finfo(near.dtype).tiny)
     return (mass * (accuracy - levels.confidence).abs()).sum(-1)
 
 
 def mmce_of_levels(levels: Levels, mass: Tensor, right: Tensor) -> Tensor:
     """Maximum mean calibration error (root of the pair statistic) of each row ``[R]``."""
     residual = mass * levels.confidence - right
-    return ((residual @ levels.laplace) * residual).sum(-1).clamp_min(0).sqrt()
+    laplace = torch.exp((levels.confidence.unsqueeze(1) - levels.confidence).abs() / -_MMCE_SCALE)
+    return ((residual @ laplace) * residual).sum(-1).clamp_min(0).sqrt()
 
 
 def smece_of_levels(levels: Levels, mass: Tensor, right: Tensor) -> Tensor:
-    """Smooth calibration error (smECE) of each row ``[R]``: the bandwidth that equals its smoothed residual."""
-    residual = (mass * levels.confidence - right).float()
-    # Resamples differ little in size: some of them tell which rungs of the ladder the others need.
-    some, _ = _crossings(levels, residual[:: max(len(residual) // _SCOUTS, 1)], slice(0, len(_LADDER)))
-    rungs = slice(max(int(some.min()) - _MARGIN, 0), int(some.max()) + _MARGIN)
-    return torch.cat([_crossings(levels, rows, rungs)[1] for rows in residual.split(_ROWS)])
-
-
-def _crossings(levels: Levels, residual: Tensor, which: slice) -> tuple[Tensor, Tensor]:
-    """Number of rungs at which the smoothed residual exceeds the bandwidth, and where the two are equal, ``[R]`` each.
+    """Smooth calibration error (smECE) of each row ``[R]``: the bandwidth that equals its smoothed residual.
 
     Smoothed residuals fall as the bandwidth grows, so each row crosses once; the rungs on either side are joined linearly.
     """
-    rungs = _LADDER[which]
-    error = torch.matmul(residual, levels.smoothers[which]).abs_().sum(-1).double()
-    above = (error > rungs.unsqueeze(1)).sum(0)
-    left, right = (above - 1).clamp_min(0), above.clamp_max(len(rungs) - 1)
-    row = torch.arange(error.shape[1])
-    e0, e1, s0, s1 = error[left, row], error[right, row], rungs[left], rungs[right]
-    between = left != right
+    residual = (mass * levels.confidence - right).float()
+    error = torch.stack([(residual @ smoother).abs_().sum(-1) for smoother in levels.smoothers]).double()
+    above = (error > _LADDER.unsqueeze(1)).sum(0, keepdim=True)
+    left, right = (above - 1).clamp_min(0), above.clamp_max(len(_LADDER) - 1)
+    (e0,), (e1,), (s0,), (s1,) = error.gather(0, left), error.gather(0, right), _LADDER[left], _LADDER[right]
+    between = (left != right)[0]
     share = torch.where(between, (e0 - s0) / ((e0 - s0) - (e1 - s1)).where(between, 1.0), 0.0)
     # Below the first rung the residual hardly depends on the bandwidth.
-    return above + which.start, torch.where(above == 0, error[0], s0 + share * (s1 - s0))
+    return torch.where(above[0] == 0, error[0], s0 + share * (s1 - s0))
 
 
 def aurc_of_levels(levels: Levels, mass: Tensor, right: Tensor) -> Tensor:
@@ -421,11 +401,8 @@ def compare_with_null(observed: float, drawn: Tensor) -> IfCalibrated:
 def check_draws(n_bins: int, n_resamples: int, seed: int, *, where: str, least: int = 100) -> None:
     """Raise unless numbers of bins and resamples and the seed are whole numbers; fewer than 100 resamples say too little."""
     check_count(n_bins, where=where, name="n_bins", most=MOST_BINS)
-    check_count(n_resamples, where=where, name="n_resamples", least=least)
+    check_count(n_resamples, where=where, name="n_resamples", least=least, most=_MOST_DRAWS // n_bins)
     check_count(seed, where=where, name="seed", least=0)
-    if n_bins * n_resamples > _MOST_DRAWS:
-        rule = f"`n_bins` times `n_resamples` must be at most {_MOST_DRAWS:,}, since they are kept in memory"
-        raise ValueError(f"{where}: {rule}, got {n_bins:,} times {n_resamples:,}.")
 
 
 def _levels_of_top(top: TopLabel, n_bins: int) -> Levels:

@@ -208,7 +208,7 @@ def class_scores(summary: Summary, *, names: Sequence[str] | None = None) -> tup
     variance = (confidence - confidence.square() / count.where(count > 0, 1.0)).clamp_min(0).sum(1)
     chance = NORMAL_95 * (variance / summary.weight / summary.effective_n).sqrt()
     assert summary.class_counts is not None
-    weight, (right, counted) = summary.class_count, summary.class_counts
+    weight, (right, counted) = correct.sum(1), summary.class_counts
     rows = counted if summary.is_weighted else None
     wrong = torch.where(weight > 0, 1 - right / weight.where(weight > 0, 1.0), torch.nan)
     order = torch.argsort(error, descending=True, stable=True).tolist()

@@ -11,55 +11,8 @@ from torch import Tensor
 
 from calibrant.core.binning import Summary, equal_mass_bins, norm_of_bins
 from calibrant.core.registry import Registry
+from calibrant.metrics import binned, intervals, kernel, scores
 from calibrant.metrics import levels as of
-from calibrant.metrics.binned import (
-    adaptive_calibration_error,
-    average_calibration_error,
-    binary_adaptive_calibration_error,
-    binary_expected_calibration_error,
-    binary_signed_calibration_gap,
-    classwise_calibration_error,
-    debiased_calibration_error,
-    debiased_error,
-    expected_calibration_error,
-    kolmogorov_smirnov_error,
-    maximum_calibration_error,
-    nixon_adaptive_calibration_error,
-    sweep_calibration_error,
-    thresholded_adaptive_calibration_error,
-)
-from calibrant.metrics.intervals import (
-    ECE_INVERSION,
-    KERNEL_FAMILIES,
-    Interval,
-    Inversion,
-    aurc_interval,
-    brier_interval,
-    classwise_interval,
-    mce_interval,
-    mean_interval,
-    rate_interval,
-    signed_gap_interval,
-)
-from calibrant.metrics.kernel import (
-    kde_calibration_error,
-    maximum_mean_calibration_error,
-    mean_embedding_norm,
-    smooth_calibration_error,
-    smooth_expected_calibration_error,
-    smoothed_accuracy_gap,
-    smoothed_residual,
-    squared_kernel_calibration_error,
-)
-from calibrant.metrics.scores import (
-    area_under_risk_coverage,
-    brier_score,
-    error_rate,
-    failure_detection_auroc,
-    negative_log_likelihood,
-    risk_coverage_area,
-    signed_calibration_gap,
-)
 
 
 @dataclass(frozen=True)
@@ -108,7 +61,7 @@ class Metric:
     is_calibration: bool = False
     positive: bool = False
     read: Callable[[Summary], Tensor] | None = None
-    interval: Interval | None = None
+    interval: intervals.Interval | None = None
     of_levels: of.OfLevels | None = None
     shrinks: Literal["width", "mass", "worst"] | None = None
 
@@ -123,20 +76,21 @@ class Metric:
         return self.function(probs, labels, **options)
 
 
+_top_label = partial(Metric, unit="%", group="top label", is_calibration=True)
 _SCORES = {
     "error": Metric(
-        error_rate,
+        scores.error_rate,
         label="error rate",
         short="Error",
         meaning="wrong predictions",
         unit="%",
         group="score",
         read=lambda summary: (summary.cells[0].sum() - summary.cells[2].sum()) / summary.cells[0].sum(),
-        interval=lambda evidence, value: rate_interval(value, size=evidence.size),
+        interval=lambda evidence, value: intervals.rate_interval(value, size=evidence.size),
         of_levels=lambda levels, mass, right: (mass - right).sum(-1),
     ),
     "nll": Metric(
-        negative_log_likelihood,
+        scores.negative_log_likelihood,
         label="negative log-likelihood",
         short="NLL",
         meaning="surprise at the true class, in nats",
@@ -144,120 +98,101 @@ _SCORES = {
         largest=float("inf"),
         group="score",
         read=lambda summary: summary.nll[0] / summary.totals[0],
-        interval=lambda evidence, _: mean_interval(evidence.summary.nll, weight=evidence.summary.weight, size=evidence.size),
+        interval=lambda evidence, _: intervals.mean_interval(
+            evidence.summary.nll, weight=evidence.summary.weight, size=evidence.size
+        ),
     ),
     "brier": Metric(
-        brier_score,
+        scores.brier_score,
         label="Brier score",
         short="Brier",
         meaning="squared error, summed over classes",
         largest=2.0,
         group="score",
         read=lambda summary: summary.brier[0] / summary.totals[0],
-        interval=brier_interval,
+        interval=intervals.brier_interval,
     ),
     "aurc": Metric(
-        area_under_risk_coverage,
+        scores.area_under_risk_coverage,
         label="area under risk-coverage",
         short="AURC",
         meaning="mean error if the least sure are dropped first",
         unit="%",
         group="score",
-        read=lambda summary: risk_coverage_area(summary.examples),
-        interval=aurc_interval,
+        read=lambda summary: scores.risk_coverage_area(summary.examples),
+        interval=intervals.aurc_interval,
         of_levels=of.aurc_of_levels,
         compared=False,
     ),
-    "ece": Metric(
-        expected_calibration_error,
+    "ece": _top_label(
+        binned.expected_calibration_error,
         label="expected calibration error",
         short="ECE",
         meaning="mean gap between confidence and accuracy",
-        is_calibration=True,
-        unit="%",
-        group="top label",
         read=lambda summary: norm_of_bins(summary.bins),
-        interval=ECE_INVERSION,
+        interval=intervals.ECE_INVERSION,
         of_levels=of.ece_of_levels,
         shrinks="width",
     ),
-    "ece_debiased": Metric(
-        debiased_calibration_error,
+    "ece_debiased": _top_label(
+        binned.debiased_calibration_error,
         label="debiased L2 error",
         short="debiased L2",
         meaning="root mean squared gap, noise taken out",
-        is_calibration=True,
-        unit="%",
-        group="top label",
-        read=lambda summary: debiased_error(summary.examples, n_bins=summary.n_bins),
-        interval=Inversion(of.debiased_of_levels, truly=partial(of.debiased_of_levels, noise=0.0)),
+        read=lambda summary: binned.debiased_error(summary.examples, n_bins=summary.n_bins),
+        interval=intervals.Inversion(of.debiased_of_levels, truly=partial(of.debiased_of_levels, noise=0.0)),
         of_levels=of.debiased_of_levels,
         compared=False,
     ),
-    "ace": Metric(
-        adaptive_calibration_error,
+    "ace": _top_label(
+        binned.adaptive_calibration_error,
         label="adaptive calibration error",
         short="ACE",
         meaning="mean gap over bins of equal size",
-        is_calibration=True,
-        unit="%",
-        group="top label",
         read=lambda summary: norm_of_bins(equal_mass_bins(summary.examples, n_bins=summary.n_bins)),
-        interval=Inversion(of.ace_of_levels),
+        interval=intervals.Inversion(of.ace_of_levels),
         of_levels=of.ace_of_levels,
         shrinks="mass",
     ),
-    "mce": Metric(
-        maximum_calibration_error,
+    "mce": _top_label(
+        binned.maximum_calibration_error,
         label="maximum calibration error",
         short="MCE",
         meaning="gap of the worst bin",
-        is_calibration=True,
-        unit="%",
-        group="top label",
         read=lambda summary: summary.bins.gap.abs().amax(),
-        interval=mce_interval,
+        interval=intervals.mce_interval,
         of_levels=of.mce_of_levels,
         shrinks="worst",
     ),
-    "sece": Metric(
-        smooth_expected_calibration_error,
+    "sece": _top_label(
+        kernel.smooth_expected_calibration_error,
         label="SECE",
         meaning="mean gap to accuracy smoothed by a kernel",
-        is_calibration=True,
-        unit="%",
-        group="top label",
-        read=lambda summary: smoothed_accuracy_gap(summary.examples, bandwidth=0.05),
-        interval=Inversion(of.sece_of_levels, families=KERNEL_FAMILIES),
+        read=lambda summary: kernel.smoothed_accuracy_gap(summary.examples, bandwidth=0.05),
+        interval=intervals.Inversion(of.sece_of_levels, families=intervals.KERNEL_FAMILIES),
         of_levels=of.sece_of_levels,
         compared=False,
     ),
-    "smece": Metric(
-        smooth_calibration_error,
+    "smece": _top_label(
+        kernel.smooth_calibration_error,
         label="smooth ECE",
         meaning="gap at the scale that its own size sets",
-        is_calibration=True,
-        unit="%",
-        group="top label",
-        read=lambda summary: smoothed_residual(summary.examples),
-        interval=Inversion(of.smece_of_levels),
+        read=lambda summary: kernel.smoothed_residual(summary.examples),
+        interval=intervals.Inversion(of.smece_of_levels),
         of_levels=of.smece_of_levels,
         compared=False,
     ),
-    "mmce": Metric(
-        maximum_mean_calibration_error,
+    "mmce": _top_label(
+        kernel.maximum_mean_calibration_error,
         label="MMCE",
         meaning="kernel distance from calibration",
-        is_calibration=True,
-        unit="%",
-        group="top label",
-        read=lambda summary: mean_embedding_norm(summary.examples),
-        interval=Inversion(of.mmce_of_levels, families=KERNEL_FAMILIES),
+        read=lambda summary: kernel.mean_embedding_norm(summary.examples),
+        interval=intervals.Inversion(of.mmce_of_levels, families=intervals.KERNEL_FAMILIES),
         of_levels=of.mmce_of_levels,
         compared=False,
     ),
     "classwise_ece": Metric(
-        classwise_calibration_error,
+        binned.classwise_calibration_error,
         label="classwise ECE",
         short="Classwise ECE",
         meaning="mean gap of every class's probability",
@@ -265,10 +200,10 @@ _SCORES = {
         unit="%",
         classwise=True,
         read=lambda summary: (summary.by_class[1] - summary.by_class[2]).abs().sum() / summary.totals[0] / summary.num_classes,
-        interval=classwise_interval,
+        interval=intervals.classwise_interval,
     ),
     "signed_gap": Metric(
-        signed_calibration_gap,
+        scores.signed_calibration_gap,
         label="confidence minus accuracy",
         short="conf. − accuracy",
         meaning="above zero: over-confident",
@@ -276,7 +211,7 @@ _SCORES = {
         better=None,
         largest=2.0,
         read=lambda summary: (summary.cells[1].sum() - summary.cells[2].sum()) / summary.cells[0].sum(),
-        interval=signed_gap_interval,
+        interval=intervals.signed_gap_interval,
         of_levels=lambda levels, mass, right: mass @ levels.confidence - right.sum(-1),
         compared=False,
     ),
@@ -292,29 +227,29 @@ def _of_positive(key: str, function: Callable[..., Tensor], *, label: str, meani
 _BINARY = {
     "binary_gap": _of_positive(
         "signed_gap",
-        binary_signed_calibration_gap,
+        binned.binary_signed_calibration_gap,
         label="predicted minus observed",
         meaning="above zero: predicts too many positives",
     ),
     "binary_ece": _of_positive(
         "ece",
-        binary_expected_calibration_error,
+        binned.binary_expected_calibration_error,
         label="binary ECE",
         meaning="mean gap of P(positive) to its frequency",
     ),
     "binary_ace": _of_positive(
-        "ace", binary_adaptive_calibration_error, label="binary ACE", meaning="the same over bins of equal size"
+        "ace", binned.binary_adaptive_calibration_error, label="binary ACE", meaning="the same over bins of equal size"
     ),
 }
 _OTHERS = {
-    "average_ce": Metric(average_calibration_error, label="average calibration error", unit="%", is_score=False),
-    "ece_sweep": Metric(sweep_calibration_error, label="monotone-sweep ECE", unit="%", is_score=False),
-    "ks": Metric(kolmogorov_smirnov_error, label="Kolmogorov-Smirnov error", unit="%", is_score=False),
-    "ace_nixon": Metric(nixon_adaptive_calibration_error, label="Nixon's ACE", unit="%", is_score=False),
-    "tace": Metric(thresholded_adaptive_calibration_error, label="thresholded ACE", unit="%", is_score=False),
-    "kde_ece": Metric(kde_calibration_error, label="ECE-KDE", unit="%", is_score=False),
-    "skce": Metric(squared_kernel_calibration_error, label="SKCE", better=None, is_score=False),
-    "auroc": Metric(failure_detection_auroc, label="AUROC of failures", unit="%", better="higher", is_score=False),
+    "average_ce": Metric(binned.average_calibration_error, label="average calibration error", unit="%", is_score=False),
+    "ece_sweep": Metric(binned.sweep_calibration_error, label="monotone-sweep ECE", unit="%", is_score=False),
+    "ks": Metric(binned.kolmogorov_smirnov_error, label="Kolmogorov-Smirnov error", unit="%", is_score=False),
+    "ace_nixon": Metric(binned.nixon_adaptive_calibration_error, label="Nixon's ACE", unit="%", is_score=False),
+    "tace": Metric(binned.thresholded_adaptive_calibration_error, label="thresholded ACE", unit="%", is_score=False),
+    "kde_ece": Metric(kernel.kde_calibration_error, label="ECE-KDE", unit="%", is_score=False),
+    "skce": Metric(kernel.squared_kernel_calibration_error, label="SKCE", better=None, is_score=False),
+    "auroc": Metric(scores.failure_detection_auroc, label="AUROC of failures", unit="%", better="higher", is_score=False),
 }
 
 # In the order of tables.

@@ -107,13 +107,13 @@ def test_measure_unknown_column_raises_with_the_nearest() -> None:
 
 
 def test_measure_wrong_counts_raise() -> None:
-    with pytest.raises(ValueError, match="measure: `n_bins` times `n_resamples` must be at most"):
+    with pytest.raises(ValueError, match="measure: `n_resamples` must be a whole number from 100 to 500, got 1000"):
         measure(some_predictions(10), n_bins=10_000)
-    with pytest.raises(ValueError, match="measure: `n_resamples` must be a whole number >= 100, got 99"):
+    with pytest.raises(ValueError, match="measure: `n_resamples` must be a whole number from 100 to [0-9,]+, got 99"):
         measure(some_predictions(10), n_resamples=99)
     with pytest.raises(ValueError, match="measure: `n_bins` must be a whole number from 1 to 10,000, got 0"):
         measure(some_predictions(10), n_bins=0)
-    with pytest.raises(ValueError, match="measure_summary: `n_resamples` must be a whole number >= 100, got 0"):
+    with pytest.raises(ValueError, match="measure_summary: `n_resamples` must be a whole number from 100 to [0-9,]+, got 0"):
         measure_summary(summarize(some_predictions(10)), n_resamples=0)
     with pytest.raises(ValueError, match="measure: `seed` must be a whole number >= 0, got -1"):
         measure(some_predictions(10), seed=-1)
