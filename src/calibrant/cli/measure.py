@@ -93,8 +93,12 @@ class Request(Options):
     def reading(self) -> dict[str, Any]:
         """Class names, ignored label and columns, as functions that read files take them."""
         names = None if self.class_names is None else load_class_names(self.class_names)
-        columns = {"prob_column": self.prob_column, "label_column": self.label_column}
-        return {"class_names": names, "ignore_index": self.ignore_index, **columns}
+        return {"class_names": names, "ignore_index": self.ignore_index, **self.columns}
+
+    @property
+    def columns(self) -> dict[str, str | None]:
+        """Names of the columns of scores and labels, as functions that open tables take them."""
+        return {"prob_column": self.prob_column, "label_column": self.label_column}
 
     @property
     def bootstrap(self) -> dict[str, Any]:
@@ -108,7 +112,7 @@ class Request(Options):
     def stream(self, path: str | Path) -> tuple[list[str | Path], int] | None:
         """The files, and about how many rows they have, of what is too large to be read whole or is not one file; else None."""
         files = find_files(path)
-        table = survey_predictions(files[0], prob_column=self.prob_column, label_column=self.label_column)
+        table = survey_predictions(files[0], **self.columns)
         rows = len(files) * table.rows if table else 0
         is_large = table and (rows > STREAM_ROWS or rows * table.num_classes > STREAM_ENTRIES)
         return (files, rows) if is_large or self.ray or files != [path] else None
@@ -195,8 +199,7 @@ def _measure_stream(
         raise ValueError(f"{path}: must hold at least one example that is not ignored, got none.")
     slice_by = column_names(request.slice_by, [*head.columns], where=str(path))
     names = [*dict.fromkeys(name for names in slice_by for name in names)]
-    columns = {"prob_column": request.prob_column, "label_column": request.label_column}
-    slices = Slices(slice_by, sample_columns(files, names, rows=rows, **columns), where=str(path))
+    slices = Slices(slice_by, sample_columns(files, names, rows=rows, **request.columns), where=str(path))
     batch_rows = min(max(_BATCH_ENTRIES // head.num_classes, 1), 65536)
     options: dict[str, Any] = {"num_classes": head.num_classes, "batch_rows": batch_rows, "columns": names}
     sums: Sums = {}
