@@ -14,10 +14,9 @@ from importlib.resources import files
 from typing import Any, NamedTuple
 
 from calibrant.core.records import Entry
-from calibrant.core.registry import lookup
 from calibrant.data import data_name
 from calibrant.metrics import METRICS
-from calibrant.metrics.paired import LEAST_SEEDS, compare_runs, holm
+from calibrant.metrics.paired import LEAST_SEEDS, Difference, compare_runs, holm
 from calibrant.report.rows import INFO_NAMES, Cell, Column, Info, Row, Table, comparable, group_rows, metric_column
 
 MARK = "†"
@@ -84,28 +83,34 @@ def compare_table(
         rows = with_paper(rows, section.data, section.model) if paper else rows
         sections.append(replace(section, rows=tuple(rows)))
     table = Table(name, title, columns, tuple(sections))
-    shown = {*info, "seeds", *(["calibrated"] if calibrated else []), *(["choices"] if differ_in_choices(table.rows) else [])}
+    choices = {row.choices for row in table.rows} - {""}
+    shown = {*info, "seeds", *(["calibrated"] if calibrated else []), *(["choices"] if len(choices) > 1 else [])}
     table = replace(table, info=tuple(key for key in INFO_NAMES if key in shown))
     missing = (NOT_IN_PAPER,) if paper and all(row.kind == "ours" for row in table.rows) else ()
     return replace(table, notes=(*missing, *notes_of(table, tested=test)))
 
 
-def differ_in_choices(rows: Iterable[Row]) -> bool:
-    """Whether rows differ in how they average weights or choose the epoch, so that a column must say it."""
-    return len({row.choices for row in rows} - {""}) > 1
-
-
 def mark_tests(rows: Sequence[Row], columns: Sequence[Column]) -> list[Row]:
-    """Test every row against the first, where the two may be compared, and correct for their number in each column."""
+    """Test every row against the first, where the two may be compared."""
+    marked = [rows[0]]
+    for row, found in zip(rows[1:], differences([(rows[0], row) for row in rows[1:]], columns), strict=True):
+        tested = {key: replace(row.cells[key], p_value=test.p_value, over=test.over) for key, test in found.items()}
+        marked.append(replace(row, cells={**row.cells, **tested}))
+    return marked
+
+
+def differences(pairs: Sequence[tuple[Row, Row]], columns: Sequence[Column]) -> list[dict[str, Difference]]:
+    """Difference of the second of each pair of rows to the first, by metric, if the two may be compared.
+
+    P-values are corrected after Holm for the number of pairs.
+    """
     keys = [column.key for column in columns]
-    tests = [compare_runs(rows[0].runs, row.runs, keys) if comparable(rows[0], row) else {} for row in rows[1:]]
-    cells = [dict(row.cells) for row in rows]
+    found = [compare_runs(first.runs, second.runs, keys) if comparable(first, second) else {} for first, second in pairs]
     for key in keys:
-        corrected = holm([found[key].p_value if key in found else None for found in tests])
-        for own, found, p_value in zip(cells[1:], tests, corrected, strict=True):
-            if p_value is not None:
-                own[key] = replace(own[key], p_value=p_value, over=found[key].over)
-    return [replace(row, cells=own) for row, own in zip(rows, cells, strict=True)]
+        tests = [tests for tests in found if key in tests]
+        for test, p_value in zip(tests, holm([test[key].p_value for test in tests]), strict=True):
+            test[key] = test[key]._replace(p_value=p_value)
+    return found
 
 
 def with_paper(rows: Sequence[Row], data: str, model: str | None) -> list[Row]:
@@ -113,16 +118,10 @@ def with_paper(rows: Sequence[Row], data: str, model: str | None) -> list[Row]:
     found: list[Row] = []
     for place, row in enumerate(rows):
         found.append(row)
-        is_last = all(other.method != row.method for other in rows[place + 1 :])
-        if is_last and (printed := paper_row(data, row.method, model=model)) is not None:
-            found.append(row_of_paper(printed, table="table4" if model == "densenet100" else "table1"))
+        printed = find_in_paper(data, row.method, model)[1]
+        if printed is not None and all(other.method != row.method for other in rows[place + 1 :]):
+            found.append(replace(printed, label="in the paper"))
     return found
-
-
-def row_of_paper(printed: PaperRow, *, table: str, label: str = "in the paper") -> Row:
-    """A printed row as one of ours."""
-    source, cells = paper_table(table), {key: Cell(*value) for key, value in printed.values.items()}
-    return Row(label, printed.method, cells, "paper", epochs=source.epochs, model=printed.model, n_runs=source.seeds)
 
 
 def notes_of(table: Table, *, tested: bool = True) -> tuple[str, ...]:
@@ -168,31 +167,15 @@ def _common(table: Table, rows: Sequence[Row]) -> list[str]:
 
 def paper_notes(table: Table) -> list[str]:
     """Return what is known about the numbers of the paper that a table shows, in the paper's order."""
+    paper = load_paper()
     shown = [
-        (section.data, row.method, row.model, column.key)
-        for section in table.sections
-        for row in section.rows
-        for column in table.columns
-        if row.kind == "paper" and column.key in row.cells
+        (table.name if table.name in paper.tables else find_in_paper(part.data, row.method, row.model)[0], part.data, row, key)
+        for part in table.sections
+        for row in part.rows
+        for key in row.cells.keys() & {column.key for column in table.columns}
+        if row.kind == "paper"
     ]
-    return notes_about(shown, table=table.name)
-
-
-class PaperValue(NamedTuple):
-    """A printed number, in the unit of `calibrant.measure`: a mean over runs where it has a standard deviation."""
-
-    mean: float
-    std: float | None = None
-
-
-@dataclass(frozen=True)
-class PaperRow:
-    """One row of a table: our name of the method and what the paper calls it, our name of the network, metric → number."""
-
-    method: str
-    label: str
-    model: str | None
-    values: Mapping[str, PaperValue]
+    return [str(note) for note in paper.notes if any(note.is_about(s, data, row.method, key) for s, data, row, key in shown)]
 
 
 class PaperNote(NamedTuple):
@@ -204,24 +187,35 @@ class PaperNote(NamedTuple):
     methods: tuple[str, ...] = ()
     metric: str | None = None
 
+    def is_about(self, table: str, data: str, method: str, metric: str) -> bool:
+        """Whether it says something about one number of a table of the paper."""
+        found = self.table == table and self.data in (None, data) and self.metric in (None, metric)
+        return found and method in (self.methods or (method,))
+
+    def __str__(self) -> str:
+        """The note with what it is about in front."""
+        about = [f"Table {self.table.removeprefix('table')}", *([data_name(self.data)] if self.data else [])]
+        about += [load_paper().labels[method] for method in self.methods]
+        if self.metric:
+            first, *rest = (METRICS[self.metric].short or METRICS[self.metric].label).split()
+            about.append(" ".join([first if first.isupper() else first.lower(), *rest]))
+        return f"{', '.join(about)}: {self.text}"
+
 
 @dataclass(frozen=True)
 class PaperTable:
-    """One table: data set → its rows in the printed order, and what these have in common."""
+    """One table: data set → its rows as printed, with the label that they have there, and the network, if it is one."""
 
-    name: str
     title: str
-    rows: Mapping[str, tuple[PaperRow, ...]]
+    rows: Mapping[str, tuple[Row, ...]]
     model: str | None = None
-    epochs: int | None = None
-    seeds: int | None = None
 
     @property
     def methods(self) -> tuple[str, ...]:
         """Every method of the table once, in the printed order."""
         return tuple(dict.fromkeys(row.method for rows in self.rows.values() for row in rows))
 
-    def row(self, data: str, method: str) -> PaperRow | None:
+    def row(self, data: str, method: str) -> Row | None:
         """The first row of a method on a data set, or None."""
         return next((row for row in self.rows.get(data, ()) if row.method == method), None)
 
@@ -243,9 +237,9 @@ def load_paper() -> Paper:
     """Read the paper's numbers; the file is part of the package.
 
     Example:
-        >>> table = load_paper().tables["table1"]
-        >>> table.row("cifar10", "flgamma-sece").values["ece"]
-        PaperValue(mean=0.02138, std=0.00819)
+        >>> cell = load_paper().tables["table1"].row("cifar10", "flgamma-sece").cells["ece"]
+        >>> cell.mean, cell.std
+        (0.02138, 0.00819)
 
     Reference:
         Wang and Golebiowski, TMLR 2024, tables 1 to 5.
@@ -253,9 +247,8 @@ def load_paper() -> Paper:
     found = json.loads(files("calibrant.grid").joinpath("paper.json").read_text(encoding="utf-8"))
     tables = {}
     for name, table in found["tables"].items():
-        model, facts = table.get("model"), {key: table.get(key) for key in ("epochs", "seeds")}
-        rows = {data: tuple(_rows(rows, found["labels"], model)) for data, rows in table["values"].items()}
-        tables[name] = PaperTable(name, table["title"], rows, model, **facts)
+        rows = {data: tuple(_rows(rows, found["labels"], table)) for data, rows in table["values"].items()}
+        tables[name] = PaperTable(table["title"], rows, table.get("model"))
     return Paper(
         reference=f"{found['authors']}: {found['title']}. {found['venue']}.",
         url=found["url"],
@@ -266,59 +259,26 @@ def load_paper() -> Paper:
     )
 
 
-def paper_table(name: str) -> PaperTable:
-    """Return a table by its name; an unknown one is answered with the nearest."""
-    return lookup(load_paper().tables, name, kind="table of the paper")
+def find_in_paper(data: str, method: str, model: str | None) -> tuple[str, Row | None]:
+    """Return the name of the table that has the paper's numbers for a method on a data set with a network, and their row."""
+    for name in ("table1", "table2", "table4"):
+        table = load_paper().tables[name]
+        if table.model == model and (row := table.row(data, method)) is not None:
+            return name, row
+    return "", None
 
 
-def paper_row(data: str, method: str, *, model: str | None) -> PaperRow | None:
-    """Return what the paper found for a method on a data set with a network, or None if it has nothing."""
-    source = _source_of(data, method, model)
-    return None if source is None else paper_table(source).row(data, method)
-
-
-def notes_about(shown: Iterable[tuple[str, str, str | None, str]], *, table: str) -> list[str]:
-    """Return the notes on some of the paper's numbers, each with what it is about in front, in the paper's order.
-
-    Args:
-        shown: Data set, method, network and metric of every number.
-        table: Name of the table they stand in; if it is none of the paper's, they are found by data, network and method.
-    """
-    found: dict[PaperNote, None] = {}
-    for data, method, model, metric in shown:
-        source = table if table in load_paper().tables else _source_of(data, method, model)
-        for note in load_paper().notes:
-            right = note.table == source and note.data in (None, data) and note.metric in (None, metric)
-            if right and method in (note.methods or (method,)):
-                found[note] = None
-    return [say_note(note) for note in load_paper().notes if note in found]
-
-
-def say_note(note: PaperNote) -> str:
-    """A note with what it is about in front."""
-    about = [f"Table {note.table.removeprefix('table')}", *([data_name(note.data)] if note.data else [])]
-    about += [load_paper().labels[method] for method in note.methods]
-    if note.metric:
-        first, *rest = (METRICS[note.metric].short or METRICS[note.metric].label).split()
-        about.append(" ".join([first if first.isupper() else first.lower(), *rest]))
-    return f"{', '.join(about)}: {note.text}"
-
-
-def _source_of(data: str, method: str, model: str | None) -> str | None:
-    """Name of the table with the paper's numbers for a run, or None."""
-    tables = [load_paper().tables[name] for name in ("table1", "table2", "table4")]
-    return next((table.name for table in tables if table.model == model and table.row(data, method) is not None), None)
-
-
-def _rows(found: Mapping[str, Any] | list[Any], labels: Mapping[str, str], model: str | None) -> Iterator[PaperRow]:
+def _rows(found: Mapping[str, Any] | list[Any], labels: Mapping[str, str], table: Mapping[str, Any]) -> Iterator[Row]:
     # The table of other papers' networks has several rows of a method, and so is a list.
-    listed = [{"method": m, "model": model, **v} for m, v in found.items()] if isinstance(found, Mapping) else found
+    listed = [{"method": m, "model": table["model"], **v} for m, v in found.items()] if isinstance(found, Mapping) else found
     for row in listed:
-        values = {key: _value(key, value) for key, value in row.items() if key not in ("method", "model")}
-        yield PaperRow(row["method"], labels[row["method"]], row["model"], values)
+        cells = {key: _cell(key, value) for key, value in row.items() if key not in ("method", "model")}
+        known = {"epochs": table.get("epochs"), "model": row["model"], "n_runs": table.get("seeds")}
+        yield Row(labels[row["method"]], row["method"], cells, "paper", **known)
 
 
-def _value(metric: str, printed: float | list[float]) -> PaperValue:
-    numbers = printed if isinstance(printed, list) else [printed]
+def _cell(metric: str, printed: float | list[float]) -> Cell:
+    scale = 100 if METRICS[metric].unit == "%" else 1
     # Dividing by 100 would leave 0.048119999...; one more digit than is printed is enough.
-    return PaperValue(*(round(number / 100, 7) if METRICS[metric].unit == "%" else number for number in numbers))
+    mean, *std = (round(number / scale, 7) for number in (printed if isinstance(printed, list) else [printed]))
+    return Cell(mean, std[0] if std else None)

@@ -22,9 +22,8 @@ from calibrant.grid.compare import Comparison, compare
 from calibrant.grid.export import escape_markdown, to_markdown, write_page, write_table
 from calibrant.grid.schedule import Cell as RunCell
 from calibrant.grid.schedule import Watch, parse_seeds, plan_cells
-from calibrant.grid.tables import compare_table, load_paper, notes_of, paper_notes, paper_table, row_of_paper
+from calibrant.grid.tables import compare_table, differences, load_paper, notes_of, paper_notes
 from calibrant.io.files import atomic_writer
-from calibrant.metrics.paired import compare_runs, holm
 from calibrant.report.rows import CHOICES, Cell, Column, Info, Row, Section, Table, comparable, settings_of
 
 # Methods of the paper's reliability diagrams and learning curves.
@@ -180,9 +179,10 @@ def make_paper_table(name: str, entries: Iterable[Entry], *, paper: bool = False
         >>> [row.label for row in make_paper_table("table1", runs).rows]
         ['CE', 'FLSD']
     """
-    source = paper_table(name)
+    tables = load_paper().tables
+    source = lookup(tables, name, kind="table of the paper")
     methods = ("ce", *source.methods) if name == "table5" else source.methods
-    order = {data: place for place, data in enumerate(paper_table("table1").rows)}
+    order = {data: place for place, data in enumerate(tables["table1"].rows)}
     kept = [entry for entry in entries if entry.method in methods]
     # A method's plain runs come before those with settings of their own.
     kept.sort(key=lambda entry: (order.get(entry.data, 3), methods.index(entry.method), len(settings_of(entry))))
@@ -205,27 +205,25 @@ def make_paper_table(name: str, entries: Iterable[Entry], *, paper: bool = False
 def _differences(section: Section, columns: Sequence[Column]) -> tuple[Row, ...]:
     """What each row changes against one of cross-entropy that it may be compared with, over the seeds that both have."""
     bases = [row for row in section.rows if row.method == "ce"]
-    pairs = [(row, [base for base in bases if comparable(base, row)]) for row in section.rows if row.method != "ce"]
-    pairs = [(row, found) for row, found in pairs if found]
-    tests = [compare_runs(found[0].runs, row.runs, [column.key for column in columns]) for row, found in pairs]
-    corrected = {c.key: holm([test[c.key].p_value if c.key in test else None for test in tests]) for c in columns}
+    others = [row for row in section.rows if row.method != "ce"]
+    pairs = [(base, row) for row in others for base in [base for base in bases if comparable(base, row)][:1]]
     rows = []
-    for place, ((row, found), test) in enumerate(zip(pairs, tests, strict=True)):
-        cells = {key: Cell(d.mean, d.std, d.values, p_value=corrected[key][place], over=d.over) for key, d in test.items()}
-        seeds = tuple(sorted({*row.seeds} & {*found[0].seeds}))
+    for (base, row), tests in zip(pairs, differences(pairs, columns), strict=True):
+        cells = {key: Cell(d.mean, d.std, d.values, p_value=d.p_value, over=d.over) for key, d in tests.items()}
+        seeds = tuple(sorted({*row.seeds} & {*base.seeds}))
         rows.append(replace(row, cells=cells, kind="difference", runs=(), n_runs=len(seeds) or None, seeds=seeds))
     return tuple(rows)
 
 
 def _beside(name: str, section: Section) -> tuple[Row, ...]:
     """Put the numbers of Table 3 or 5 of the paper below ours, method by method; Table 3 shows all that were published."""
-    source, rows = paper_table(name), []
+    source, rows = load_paper().tables[name], []
     for method in dict.fromkeys([*source.methods, *(row.method for row in section.rows)]):
         ours = [row for row in section.rows if row.method == method]
         rows += ours
         for row in source.rows.get(section.data, ()) if ours or name == "table3" else ():
             label = f"published: {row.label}{f' [{row.model}]' if row.model else ''}" if name == "table3" else "in the paper"
-            rows += [row_of_paper(row, table=name, label=label)] if row.method == method else []
+            rows += [replace(row, label=label)] if row.method == method else []
     return tuple(rows)
 
 

@@ -9,18 +9,19 @@ from calibrant.backbones import BACKBONES
 from calibrant.data import DATASETS
 from calibrant.engine.methods import METHODS, split_name
 from calibrant.grid import tables
-from calibrant.grid.tables import PaperValue, load_paper, paper_row, paper_table
+from calibrant.grid.tables import load_paper
 from calibrant.metrics import METRICS
+from calibrant.report.rows import Cell
 
 SIX = ("error", "nll", "ece", "mce", "ace", "classwise_ece")
 
 
 def test_paper_value_is_in_the_unit_of_measure() -> None:
-    row = paper_table("table1").row("cifar10", "ce")
+    row = load_paper().tables["table1"].row("cifar10", "ce")
     assert row is not None
-    assert row.values["error"] == PaperValue(0.04812, 0.00122)
-    assert row.values["nll"] == PaperValue(0.335, 0.01)
-    assert row.values["classwise_ece"] == PaperValue(0.00848, 0.00023)
+    assert row.cells["error"] == Cell(0.04812, 0.00122)
+    assert row.cells["nll"] == Cell(0.335, 0.01)
+    assert row.cells["classwise_ece"] == Cell(0.00848, 0.00023)
 
 
 @pytest.mark.parametrize(
@@ -40,13 +41,13 @@ def test_paper_value_is_in_the_unit_of_measure() -> None:
     ],
 )
 def test_paper_table_has_every_printed_row(name: str, data: str, methods: int) -> None:
-    table = paper_table(name)
+    table = load_paper().tables[name]
     rows = table.rows[data]
     assert len(rows) == methods
     columns = {"table3": ("ece", "error"), "table5": ("error", "ece")}.get(name, SIX)
     for row in rows:
-        assert tuple(row.values) == columns
-        assert all((value.std is None) == (name in ("table3", "table5")) for value in row.values.values())
+        assert tuple(row.cells) == columns
+        assert all((value.std is None) == (name in ("table3", "table5")) for value in row.cells.values())
 
 
 def test_paper_names_are_those_of_the_catalogue() -> None:
@@ -56,21 +57,21 @@ def test_paper_names_are_those_of_the_catalogue() -> None:
         assert {split_name(method)[0] for method in table.methods} <= set(METHODS)
         models = {row.model for rows in table.rows.values() for row in rows} - {None}
         assert models <= set(BACKBONES)
-        assert {key for rows in table.rows.values() for row in rows for key in row.values} <= set(METRICS)
+        assert {key for rows in table.rows.values() for row in rows for key in row.cells} <= set(METRICS)
     assert set(paper.labels) == {method for table in paper.tables.values() for method in table.methods}
 
 
 def differences() -> dict[tuple[str, str, str], tuple[float, float]]:
     """Cells of Table 5 that are not the difference of Table 1's means: (printed, by Table 1), in per cent."""
-    first, fifth, found = paper_table("table1"), paper_table("table5"), {}
+    first, fifth, found = load_paper().tables["table1"], load_paper().tables["table5"], {}
     for data, rows in fifth.rows.items():
         base = first.row(data, "ce")
         for row in rows:
             source = first.row(data, row.method)
             assert base is not None
             assert source is not None
-            for key, value in row.values.items():
-                expected = source.values[key].mean - base.values[key].mean
+            for key, value in row.cells.items():
+                expected = source.cells[key].mean - base.cells[key].mean
                 # Both were rounded to three digits of per cent.
                 if abs(value.mean - expected) > 0.6e-5:
                     found[data, row.method, key] = (round(100 * value.mean, 3), round(100 * expected, 3))
@@ -84,7 +85,7 @@ def test_table5_is_the_difference_of_table1_but_for_one_cell() -> None:
 
 
 def test_table2_repeats_the_rows_of_table1() -> None:
-    first, second = paper_table("table1"), paper_table("table2")
+    first, second = load_paper().tables["table1"], load_paper().tables["table2"]
     for data in second.rows:
         one, two = first.row(data, "flgamma-sece"), second.row(data, "flgamma-sece")
         assert one is not None
@@ -92,16 +93,16 @@ def test_table2_repeats_the_rows_of_table1() -> None:
 
 
 def test_table3_rounds_the_row_of_table1() -> None:
-    for data, rows in paper_table("table3").rows.items():
-        row = paper_row(data, "flgamma-sece", model="resnet18")
+    for data, rows in load_paper().tables["table3"].rows.items():
+        row = load_paper().tables["table1"].row(data, "flgamma-sece")
         assert row is not None
         assert rows[-1].method == "flgamma-sece"
-        for key, value in rows[-1].values.items():
-            assert value.mean == pytest.approx(row.values[key].mean, abs=0.5001e-4)
+        for key, value in rows[-1].cells.items():
+            assert value.mean == pytest.approx(row.cells[key].mean, abs=0.5001e-4)
 
 
 def test_rows_that_one_data_set_lacks_are_noted() -> None:
-    table = paper_table("table1")
+    table = load_paper().tables["table1"]
     methods = {data: {row.method for row in rows} for data, rows in table.rows.items()}
     assert methods["cifar10"] == methods["cifar100"]
     assert methods["cifar10"] - methods["tiny-imagenet"] == {"ce+ts", "ls-0.05"}
@@ -109,12 +110,12 @@ def test_rows_that_one_data_set_lacks_are_noted() -> None:
 
 
 def test_bold_of_table1_is_the_lowest_but_where_a_note_says_so() -> None:
-    table, wrong = paper_table("table1"), set()
+    table, wrong = load_paper().tables["table1"], set()
     bold = json.loads(Path(tables.__file__).with_name("paper.json").read_text())["tables"]["table1"]["bold"]
     for data, rows in table.rows.items():
         for key in SIX:
-            least = min(row.values[key].mean for row in rows)
-            best = {row.method for row in rows if row.values[key].mean == least}
+            least = min(row.cells[key].mean for row in rows)
+            best = {row.method for row in rows if row.cells[key].mean == least}
             if best != set(bold[data][key]):
                 wrong.add((data, key))
     noted = {(n.data, n.metric) for n in load_paper().notes if n.table == "table1" and n.text.startswith("Bold")}
@@ -124,7 +125,7 @@ def test_bold_of_table1_is_the_lowest_but_where_a_note_says_so() -> None:
 
 def indivisible(table: str, data: str) -> set[str]:
     """Methods whose mean error cannot be one of five runs on 10,000 images: a multiple of 0.002 %, rounded to 0.001 %."""
-    steps = {row.method: row.values["error"].mean * 50_000 for row in paper_table(table).rows[data]}
+    steps = {row.method: row.cells["error"].mean * 50_000 for row in load_paper().tables[table].rows[data]}
     return {method for method, step in steps.items() if abs(step - round(step)) > 0.26}
 
 
@@ -139,7 +140,7 @@ def test_errors_of_cifar_agree_with_five_runs() -> None:
 
 
 def test_claims_of_the_text_follow_from_table1_but_for_ece() -> None:
-    first, means = paper_table("table1"), {}
+    first, means = load_paper().tables["table1"], {}
     for claim in load_paper().claims:
         key = claim["metric"]
         gains = {}
@@ -147,7 +148,7 @@ def test_claims_of_the_text_follow_from_table1_but_for_ece() -> None:
             base, ours = first.row(data, "ce-dece"), first.row(data, "flgamma-sece")
             assert base is not None
             assert ours is not None
-            gains[data] = 100 * (base.values[key].mean - ours.values[key].mean)
+            gains[data] = 100 * (base.cells[key].mean - ours.cells[key].mean)
         for data in set(claim["points"]) - {"mean"}:
             assert claim["points"][data] == pytest.approx(gains[data], abs=0.0051)
         means[key] = (claim["points"]["mean"], round(sum(gains.values()) / 3, 3), "note" in claim)
