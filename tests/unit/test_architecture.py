@@ -38,8 +38,6 @@ LAZY_EXCEPTIONS = {
     ("core/records.py", "save", "io"),
     ("calibrators", "load", "io"),
     ("calibrators", "save", "io"),
-    ("report/save.py", "save_figure", "io"),
-    ("report/rows.py", "_methods", "engine"),
     ("core/records.py", "_repr_html_", "plot"),
     ("core/records.py", "plot", "plot"),
 }

@@ -10,12 +10,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
-from types import ModuleType
 from typing import Any, Literal
 
 from calibrant.core.records import Entry
 from calibrant.data import data_name
 from calibrant.data.image_set import difference
+from calibrant.engine.methods import METHODS, settle, split_name
 from calibrant.metrics.paired import mean_and_std
 from calibrant.metrics.table import score_metrics
 from calibrant.metrics.verdict import PALETTE, SIGNIFICANT, metric_of, write_interval
@@ -316,7 +316,7 @@ def row_key(entry: Entry) -> tuple[object, ...]:
 
 def settings_of(entry: Entry) -> dict[str, str]:
     """Return what was set for a run besides data, method, network, epochs and seed, and that changes the result."""
-    return _methods().settle(entry.method, entry.preset, entry.recipe)[1]  # type: ignore[no-any-return]
+    return settle(entry.method, entry.preset, entry.recipe)[1]
 
 
 def comparable(first: Row, second: Row) -> bool:
@@ -342,17 +342,10 @@ def common_settings(rows: Iterable[Row]) -> tuple[str, ...]:
     return tuple(f"{key}={value}" for key, value in said if all(row.recipe.get(key) == value for row in known))
 
 
-def _methods() -> ModuleType:
-    """The catalogue of methods: what they are called, how they are drawn, and the recipes that they have by themselves."""
-    from calibrant.engine import methods
-
-    return methods
-
-
 def _preset(entry: Entry) -> str | None:
     """The preset of a run; methods that learn nothing on held-out data train the same under every one."""
-    base, methods = _base(entry.method), _methods().METHODS
-    return None if base in methods and not methods[base].learns else entry.preset
+    base = split_name(entry.method)[0]
+    return None if base in METHODS and not METHODS[base].learns else entry.preset
 
 
 def _row(runs: Sequence[Entry]) -> Row:
@@ -369,7 +362,7 @@ def _row(runs: Sequence[Entry]) -> Row:
             raise ValueError(f"tables: runs of one row must have the same data, got {differ} of {what}. Leave one out.")
     by_seed = tuple(sorted(runs, key=lambda run: run.seed or 0))
     values = {key: [run.scores[key].value for run in by_seed] for key in first.scores if all(key in run.scores for run in runs)}
-    recipe, settings = _methods().settle(first.method, first.preset, first.recipe)
+    recipe, settings = settle(first.method, first.preset, first.recipe)
     return Row(
         label="",
         method=first.method,
@@ -439,9 +432,9 @@ def method_name(method: str) -> str:
         >>> method_name("flgamma-sece"), method_name("ce+ts"), method_name("mine")
         ('FLγ-SECE', 'CE (TS)', 'mine')
     """
-    base, methods = _base(method), _methods().METHODS
-    name = methods[base].label if base in methods else base
-    return f"{name} (TS)" if base != method else name
+    base, scaled = split_name(method)
+    name = METHODS[base].label if base in METHODS else base
+    return f"{name} (TS)" if scaled else name
 
 
 def plain_text(name: str, *, longest: int = 40) -> str:
@@ -466,28 +459,24 @@ def styles_of(variants: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Styl
         >>> [style.filled for style in styles.values()], len({style.color for style in styles.values()})
         ([True, False, True], 2)
     """
-    wanted, methods, lines = list(dict.fromkeys(variants)), _methods().METHODS, [*_LINES]
-    given = dict.fromkeys(_base(method) for method, _ in wanted)
+    wanted = [(*split_name(method), method, variant) for method, variant in dict.fromkeys(variants)]
+    given, lines = dict.fromkeys(base for base, *_ in wanted), [*_LINES]
     # In the order of the catalogue: of two methods with one colour the first keeps it.
-    order = [*(base for base in methods if base in given), *(base for base in given if base not in methods)]
+    order = [*(base for base in METHODS if base in given), *(base for base in given if base not in METHODS)]
     looks: dict[str, Look] = {}
     for place, base in enumerate(order):
         free = (_SPARE[place % len(_SPARE)], _MARKERS[place % len(_MARKERS)], lines[place % len(lines)])
-        looks[base] = (methods[base].look if base in methods else None) or free
+        looks[base] = (METHODS[base].look if base in METHODS else None) or free
     spare = [color for color in _SPARE if color not in {look[0] for look in looks.values()}]
     colors: dict[str, str] = {}
     for base, (color, *_) in looks.items():
         colors[base] = color if color not in colors.values() or not spare else spare.pop(0)
     found, count = {}, Counter[str]()
-    for method, variant in wanted:
-        base = _base(method)
-        count[base] += (is_variant := bool(method != base or variant))
+    for base, scaled, method, variant in wanted:
+        is_variant = scaled or bool(variant)
+        count[base] += is_variant
         number = is_variant * count[base]
         marker = _MARKERS[(_MARKERS.index(looks[base][1]) + max(number - 1, 0)) % len(_MARKERS)]
         dashes = _LINES[lines[(lines.index(looks[base][2]) + number) % len(lines)]]
         found[method, variant] = Style(PALETTE[colors[base]], marker, dashes, filled=not number)
     return found
-
-
-def _base(method: str) -> str:
-    return method.removesuffix("+ts")

@@ -12,6 +12,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from calibrant.io.files import atomic_writer
+
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.figure import Figure
@@ -110,8 +112,6 @@ def save_figure(figure: Figure, path: str | Path) -> list[Path]:
     Returns:
         The two files. Raises ``OSError`` with one sentence where they cannot be written.
     """
-    from calibrant.io.files import atomic_writer
-
     files = []
     for kind in _METADATA:
         content = render_figure(figure, kind=kind)
