@@ -22,7 +22,7 @@ from calibrant.core.records import Bins, BinSweep, Entry
 from calibrant.metrics.levels import BIN_COUNTS, bin_sweep
 from calibrant.metrics.measure import Watched
 from calibrant.metrics.verdict import PALETTE, draw_counts, draw_diagram, intervals_of
-from calibrant.report.rows import Row, Section, Style, group_rows
+from calibrant.report.rows import Cell, Row, Section, Style, group_rows
 from calibrant.report.save import (
     COLUMN_WIDTH,
     TEXT_WIDTH,
@@ -77,11 +77,10 @@ class Band(NamedTuple):
 
 
 class Line(NamedTuple):
-    """What is drawn of one row: its label, its look, the number of its runs, and name → line."""
+    """What is drawn of one row: its label, its look, and name → line."""
 
     label: str
     style: Style
-    seeds: int
     bands: Mapping[str, Band]
 
 
@@ -104,7 +103,7 @@ def _lines(rows: Sequence[Row], curves_of: Callable[[Entry], Mapping[str, Curve]
         runs = [curves_of(run) for run in row.runs]
         bands = {key: band for key in runs[0] if (band := band_of([run[key] for run in runs if key in run])) is not None}
         if any(key in bands for key in needs):
-            lines.append(Line(row.label, row.style, len(row.runs), bands))
+            lines.append(Line(row.label, row.style, bands))
     return lines
 
 
@@ -263,7 +262,7 @@ def log_axis(ax: Axes, name: Literal["x", "y"]) -> None:
 
 
 class TradeoffPoint(NamedTuple):
-    """A row's place: mean error and ECE over its seeds, their standard deviations (n - 1; None for a single seed).
+    """A row's place: error and ECE over its seeds.
 
     ``best`` says whether it is on the Pareto front: no other row of as many test examples is as good in both and better in one.
     A part of a test set may be an easy one, so a row of fewer examples is not on it.
@@ -271,34 +270,23 @@ class TradeoffPoint(NamedTuple):
 
     label: str
     style: Style
-    error: float
-    ece: float
-    error_std: float | None
-    ece_std: float | None
-    seeds: int
+    error: Cell
+    ece: Cell
     best: bool
+
+    def beats(self, other: TradeoffPoint) -> bool:
+        """Whether it is as good in both, and better in one."""
+        own, theirs = ((point.error.mean, point.ece.mean) for point in (self, other))
+        return own != theirs and own[0] <= theirs[0] and own[1] <= theirs[1]
 
 
 def prepare_tradeoff(rows: Sequence[Row]) -> list[TradeoffPoint]:
-    """Take error and ECE of all rows that have both from their scores, and find the Pareto front."""
-    placed = [(row, values) for row in rows if len(values := _error_and_ece(row))]
-    most = max((row.examples or 0 for row, _ in placed), default=0)
-    held = [row.examples == most for row, _ in placed]
-    rivals = [values.mean(0) for is_held, (_, values) in zip(held, placed, strict=True) if is_held]
-    points = []
-    for is_held, (row, values) in zip(held, placed, strict=True):
-        mean = values.mean(0)
-        beaten = not is_held or any((other <= mean).all() and (other < mean).any() for other in rivals)
-        error_std, ece_std = values.std(0, ddof=1).tolist() if len(values) > 1 else (None, None)
-        points.append(TradeoffPoint(row.label, row.style, mean[0], mean[1], error_std, ece_std, len(values), not beaten))
-    return points
-
-
-def _error_and_ece(row: Row) -> Array:
-    """Error and ECE of every run that has both ``[runs, 2]``."""
-    found = [[run.scores[key].value for key in ("error", "ece")] for run in row.runs if {"error", "ece"} <= set(run.scores)]
-    values: Array = np.array(found, dtype=np.float64).reshape(-1, 2)
-    return values[np.isfinite(values).all(1)]
+    """Take error and ECE of all rows that have both, and find the Pareto front."""
+    placed = [row for row in rows if all(math.isfinite(row.mean(key)) for key in ("error", "ece"))]
+    most = max((row.examples or 0 for row in placed), default=0)
+    points = [TradeoffPoint(r.label, r.style, r.cells["error"], r.cells["ece"], r.examples == most) for r in placed]
+    rivals = [point for point in points if point.best]
+    return [point._replace(best=point.best and not any(rival.beats(point) for rival in rivals)) for point in points]
 
 
 def draw_tradeoff(points: Sequence[TradeoffPoint], *, title: str | None = None, legend: bool = True) -> Figure:
@@ -320,26 +308,27 @@ def draw_tradeoff(points: Sequence[TradeoffPoint], *, title: str | None = None, 
             _draw_point(ax, point)
         ax.set(xlabel="test error (%)", ylabel="test ECE (%)")
         ax.margins(0.08)
-        if all(point.error > 0 for point in points):
+        if all(point.error.mean > 0 for point in points):
             log_axis(ax, "x")
         log_axis(ax, "y")
         # To the edges of the figure and beyond: what is as bad as that in one is beaten by the ends of the front.
-        front = sorted((100 * point.error, 100 * point.ece) for point in points if point.best)
+        front = sorted((100 * point.error.mean, 100 * point.ece.mean) for point in points if point.best)
         x, y = zip((front[0][0], 1000), *front, (1000, front[-1][1]), strict=True)
         ax.autoscale(False)
         ax.step(x, y, where="post", color="0.35", linewidth=0.9, linestyle="--", zorder=2, label="Pareto front")
         ax.grid()
         if legend:
-            add_legend(figure, title, "mean ± std over seeds" if any(point.seeds > 1 for point in points) else "")
+            add_legend(figure, title, "mean ± std over seeds" if any(point.error.std is not None for point in points) else "")
     return figure
 
 
 def _draw_point(ax: Axes, point: TradeoffPoint) -> None:
-    x, y = 100 * point.error, 100 * point.ece
+    x, y = 100 * point.error.mean, 100 * point.ece.mean
     look = point.style.options() | {"linestyle": "none", "markersize": 6.5 if point.best else 5}
-    stds = [None if std is None else 100 * std for std in (point.ece_std, point.error_std)]
+    stds = [None if std is None else 100 * std for std in (point.ece.std, point.error.std)]
     drawn = ax.errorbar(x, y, yerr=stds[0], xerr=stds[1], label=point.label, zorder=4, elinewidth=0.7, capsize=1.5, **look)
-    runs = f"mean of {point.seeds} seeds" if point.seeds > 1 else "one run"
+    seeds = len(point.error.values)
+    runs = f"mean of {seeds} seeds" if seeds > 1 else "one run"
     rank = "no method beats it in both" if point.best else "another method beats it"
     for artist in drawn.get_children():
         tell(artist, point.label, f"error {x:.2f}%, ECE {y:.2f}%, {runs}; {rank}")
