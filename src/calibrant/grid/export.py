@@ -13,7 +13,11 @@ from pathlib import Path
 from calibrant.core.records import Entry, without_nan
 from calibrant.grid.tables import MARK, compare_table
 from calibrant.io.files import atomic_writer
-from calibrant.report.rows import EMPTY, Column, Row, Table
+from calibrant.metrics.levels import bin_sweep
+from calibrant.report.figures import FIGURES, draw_all
+from calibrant.report.page import render_page
+from calibrant.report.rows import EMPTY, Column, Row, Table, columns_of
+from calibrant.report.save import clear_figures
 
 CSV_COLUMNS = (
     *("table", "data", "model", "source", "method", "preset", "epochs", "settings", "metric"),
@@ -214,10 +218,9 @@ def write_outputs(
     Returns:
         The table, and the files.
     """
-    from calibrant.report.rows import columns_of
-
+    rows = with_sweeps(entries)
     # The page shows the Brier score, too.
-    wide = compare_table(entries, metrics=columns_of(entries), paper=paper, calibrated=True, name="table")
+    wide = compare_table(rows, metrics=columns_of(rows), paper=paper, calibrated=True, name="table")
     wide = replace(wide, notes=(*missing, *wide.notes))
     table = replace(wide, columns=tuple(column for column in wide.columns if column.key != "brier"))
     files = write_table(table, folder)
@@ -225,7 +228,7 @@ def write_outputs(
 
 
 def write_page(
-    table: Table, folder: Path, *, above: Table | None = None, title: str = "", bins: Sequence[int] = ()
+    table: Table, folder: Path, *, above: Table | None = None, title: str | None = None, bins: Sequence[int] = ()
 ) -> list[Path]:
     """Write ``report.html`` of a table and its runs, and ``figures/``, where older figures are removed.
 
@@ -239,28 +242,17 @@ def write_page(
     Returns:
         The files.
     """
-    # matplotlib takes a while to load, and is not needed until the last run has ended.
-    from calibrant.report.figures import FIGURES, draw_all
-    from calibrant.report.page import render_page
-    from calibrant.report.save import clear_figures
-
-    rows = [replace(row, runs=tuple(map(_with_sweep, row.runs))) for row in table.rows]
-    left = iter(rows)
-    sections = tuple(replace(part, rows=tuple(next(left) for _ in part.rows)) for part in table.sections)
     page = folder / "report.html"
     with atomic_writer(page) as handle:
-        text = render_page(table=replace(table, sections=sections), above=above, title=title or None)
-        handle.write(text.encode(errors="replace"))
+        handle.write(render_page(table=table, above=above, title=title).encode(errors="replace"))
     clear_figures(folder / "figures", FIGURES)
-    entries = [run for row in rows for run in row.runs]
+    entries = [run for row in table.rows for run in row.runs]
     return [page, *(draw_all(entries, folder / "figures", n_bins=tuple(bins)).files if bins else ())]
 
 
-def _with_sweep(run: Entry) -> Entry:
-    """A run with what page and figures would both work out."""
-    from calibrant.metrics.levels import bin_sweep
-
-    return run if run.sweep is not None or run.test is None else replace(run, sweep=bin_sweep(run.test))
+def with_sweeps(entries: Sequence[Entry]) -> list[Entry]:
+    """Add to runs their errors by number of bins, which page and figures would both work out."""
+    return [run if run.sweep or run.test is None else replace(run, sweep=bin_sweep(run.test)) for run in entries]
 
 
 def escape_markdown(text: str) -> str:

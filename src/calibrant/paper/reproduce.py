@@ -19,12 +19,14 @@ from calibrant.data import DATASETS
 from calibrant.engine.recipe import Recipe, override
 from calibrant.grid.collect import catalogue_order, load_results, result_name
 from calibrant.grid.compare import Comparison, compare
-from calibrant.grid.export import escape_markdown, to_markdown, write_page, write_table
+from calibrant.grid.export import escape_markdown, to_markdown, with_sweeps, write_page, write_table
 from calibrant.grid.schedule import Cell as RunCell
 from calibrant.grid.schedule import Watch, parse_seeds, plan_cells
 from calibrant.grid.tables import compare_table, differences, load_paper, notes_of, paper_notes
 from calibrant.io.files import atomic_writer
-from calibrant.report.rows import CHOICES, Cell, Column, Info, Row, Section, Table, comparable, settings_of
+from calibrant.report.figures import FIGURES, draw_all
+from calibrant.report.rows import CHOICES, Cell, Column, Info, Row, Section, Table, columns_of, comparable, settings_of
+from calibrant.report.save import clear_figures
 
 # Methods of the paper's reliability diagrams and learning curves.
 _DRAWN: tuple[str, ...]
@@ -131,17 +133,25 @@ def _quick_settings(data: Sequence[str]) -> dict[str, object]:
 
 def run_reproduction(plan: Reproduction, *, out: str | Path, jobs: int | None = None, watch: Watch | None = None) -> Comparison:
     """Run what is left of an experiment, and write its table, its figures and ``report.html``; arguments as of `compare`."""
-    grid = {"methods": plan.methods, "seeds": plan.seeds, "recipe": plan.recipe, "settings": plan.settings}
-    return compare(plan.data, out=out, jobs=jobs, watch=watch, write=partial(write_report, plan), **grid)  # type: ignore[arg-type]
+    return compare(
+        plan.data,
+        methods=plan.methods,
+        seeds=plan.seeds,
+        recipe=plan.recipe,
+        settings=plan.settings,
+        out=out,
+        jobs=jobs,
+        watch=watch,
+        write=partial(write_report, plan),
+    )
 
 
 def write_report(
     plan: Reproduction, entries: Sequence[Entry], folder: Path, missing: Sequence[str] = ()
 ) -> tuple[Table, tuple[Path, ...]]:
     """Write the table (four forms), ``figures/`` and ``report.html`` of an experiment's runs, as `compare` wants it."""
-    from calibrant.report.rows import columns_of
-
-    shown = [replace(entry, data=f"{entry.data} (quick)") for entry in entries] if plan.quick else list(entries)
+    shown = with_sweeps(entries)
+    shown = [replace(entry, data=f"{entry.data} (quick)") for entry in shown] if plan.quick else shown
     table = None if plan.name == "figures" else make_paper_table(plan.name, shown, paper=not plan.quick)
     # Where runs of cross-entropy failed there may be no differences to it, but there are still results.
     table = table or compare_table(shown, paper=not plan.quick, calibrated=True)
@@ -360,15 +370,8 @@ def write_duration(seconds: float) -> str:
 
 
 def _draw(entries: Sequence[Entry], folder: Path) -> list[Path]:
-    from calibrant.report.figures import FIGURES, draw_all
-    from calibrant.report.save import clear_figures
-
     clear_figures(folder, FIGURES)
-    drawn = draw_all(sorted(entries, key=catalogue_order), folder, n_bins=(15,)).files
-    for file in drawn:
-        if file.suffix != ".png":
-            file.unlink()
-    return sorted(file for file in drawn if file.suffix == ".png")
+    return sorted(draw_all(sorted(entries, key=catalogue_order), folder, n_bins=(15,), kinds=("png",)).files)
 
 
 def _relative(path: str | Path, start: str | Path = ".") -> str:

@@ -667,6 +667,7 @@ def draw_all(
     *,
     n_bins: Sequence[int] = (10, 15, 20, 50, 100),
     seed: int | None = None,
+    kinds: Sequence[str] = ("png", "pdf"),
 ) -> Drawing:
     """Write every figure that the runs allow, as PNG and PDF: one set for each data set and network.
 
@@ -676,6 +677,7 @@ def draw_all(
         n_bins: Numbers of bins, for each of which there is a grid of reliability diagrams.
         seed: Seed of the run that figures of a single run show, or the row's last run if it has none; by default the highest
             seed that all rows have.
+        kinds: Endings of the files to write.
 
     Returns:
         The files, and the reason for each figure that could not be drawn. Raises ``ValueError`` if there are no entries.
@@ -706,7 +708,7 @@ def draw_all(
                     done.skipped[stem] = f"needs {kind.needs}"
                     continue
                 title = _title(kind, group, seed=shown_seed, n_bins=bins)
-                done.files.extend(save_figure(kind.draw(records, title=title), folder / stem))
+                done.files.extend(save_figure(kind.draw(records, title=title), folder / stem, kinds=kinds))
     return done
 
 

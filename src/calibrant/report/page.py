@@ -43,7 +43,7 @@ from calibrant.metrics.verdict import (
     write_percent,
     write_value,
 )
-from calibrant.report.figures import panel_of_run
+from calibrant.report.figures import page_charts, panel_of_run, swatch
 from calibrant.report.rows import Row, Section, Table, columns_of, comparable, group_rows, metric_column
 
 _SCRIPTS = ("svg.js", "reliability.js", "shares.js", "classes.js", "runs.js", "main.js")
@@ -292,9 +292,6 @@ def plain_table(entries: Sequence[Entry]) -> Table:
 
 def _run_charts(sections: Sequence[Section], stops: Sequence[int]) -> tuple[dict[str, object], list[dict[str, object]]]:
     """The charts of every data set and network: what the template writes, and what the scripts draw diagrams from."""
-    # matplotlib takes a while to load.
-    from calibrant.report.figures import page_charts, swatch
-
     ours = [replace(section, rows=tuple(row for row in section.rows if row.runs)) for section in sections]
     legends = [
         [(row.label, swatch(row, f"key-{place}-{number}")) for number, row in enumerate(section.rows)]

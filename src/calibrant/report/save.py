@@ -7,7 +7,7 @@ import re
 import textwrap
 import warnings
 import xml.etree.ElementTree as ET
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,7 +100,7 @@ def add_legend(figure: Figure, title: str | None, note: str = "") -> None:
     )
 
 
-def save_figure(figure: Figure, path: str | Path) -> list[Path]:
+def save_figure(figure: Figure, path: str | Path, *, kinds: Sequence[str] = ("png", "pdf")) -> list[Path]:
     """Write a figure as ``path.png`` (300 dots per inch) and ``path.pdf`` (vectors, TrueType fonts).
 
     Each file appears complete or not at all, and the same figure gives the same bytes.
@@ -108,18 +108,17 @@ def save_figure(figure: Figure, path: str | Path) -> list[Path]:
     Args:
         figure: A figure.
         path: The file without its ending; the folder must exist.
+        kinds: The endings of those to write.
 
     Returns:
-        The two files. Raises ``OSError`` with one sentence where they cannot be written.
+        The files. Raises ``OSError`` with one sentence where they cannot be written.
     """
-    files = []
-    for kind in _METADATA:
+    # Not `with_suffix`: a name such as ls-0.05 has a dot of its own.
+    files = [Path(f"{path}.{kind}") for kind in kinds]
+    for file, kind in zip(files, kinds, strict=True):
         content = render_figure(figure, kind=kind)
-        # Not `with_suffix`: a name such as ls-0.05 has a dot of its own.
-        file = Path(f"{path}.{kind}")
         with atomic_writer(file) as handle:
             handle.write(content)
-        files.append(file)
     return files
 
 

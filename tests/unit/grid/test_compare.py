@@ -46,7 +46,7 @@ class Here:
 def _here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LocalExecutor", Here)
     # Drawing takes most of the time, and has tests of its own.
-    monkeypatch.setattr("calibrant.report.figures.page_charts", lambda groups: [])
+    monkeypatch.setattr("calibrant.report.page.page_charts", lambda groups: [])
     monkeypatch.setattr(sys, "argv", sys.argv)
 
 

@@ -21,7 +21,7 @@ from made_up_runs import no_files
 def quick_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write files that say who made them, and no charts in the page: drawing takes most of the time."""
     monkeypatch.setattr("calibrant.report.save.render_figure", no_files)
-    monkeypatch.setattr("calibrant.report.figures.page_charts", lambda groups: [])
+    monkeypatch.setattr("calibrant.report.page.page_charts", lambda groups: [])
 
 
 def with_settings(entry: Entry, *settings: str) -> Entry:
@@ -97,7 +97,7 @@ def test_figures_of_an_older_comparison_are_removed(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("quick_figures")
 def test_page_and_figures_name_rows_as_the_table_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[Entry] = []
-    monkeypatch.setattr("calibrant.report.figures.draw_all", lambda rows, _, n_bins: shown.extend(rows) or Drawing([], {}))
+    monkeypatch.setattr("calibrant.grid.export.draw_all", lambda rows, _, n_bins: shown.extend(rows) or Drawing([], {}))
     focal = with_settings(run_of("focal"), "method.options.gamma=3", "data.val=30")
     runs = [with_settings(run_of("ce"), "optim.lr=0.05", "data.val=30"), focal, with_settings(run_of("flsd"), "data.val=30")]
     table, _ = write_outputs(runs, tmp_path)

@@ -77,7 +77,7 @@ def draw_names(drawn: list[object], entries: object, folder: Path, *, n_bins: ob
 
 
 def test_report_of_a_table_has_its_four_forms_and_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("calibrant.report.figures.draw_all", partial(draw_names, []))
+    monkeypatch.setattr("calibrant.grid.export.draw_all", partial(draw_names, []))
     plan = plan_reproduction("table2", data=["cifar10"], seeds=1)
     table, files = write_report(plan, entries(plan.methods, data="cifar10"), tmp_path)
     names = [file.relative_to(tmp_path).as_posix() for file in files]
@@ -116,7 +116,7 @@ def test_report_of_a_quick_version_says_so_everywhere_and_has_no_number_of_the_p
 def test_report_of_table5_without_differences_to_cross_entropy_still_shows_what_there_is(
     finished: dict[str, tuple[str, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("calibrant.report.figures.draw_all", partial(draw_names, []))
+    monkeypatch.setattr("calibrant.grid.export.draw_all", partial(draw_names, []))
     plan = plan_reproduction("table5", data=list(finished), seeds=1)
     runs = [entry for data, methods in finished.items() for entry in entries(methods, data=data)]
     table, _ = write_report(plan, runs, tmp_path)
@@ -126,7 +126,7 @@ def test_report_of_table5_without_differences_to_cross_entropy_still_shows_what_
 
 def test_report_of_figures_has_the_bins_of_the_paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[object] = []
-    monkeypatch.setattr("calibrant.report.figures.draw_all", partial(draw_names, drawn))
+    monkeypatch.setattr("calibrant.grid.export.draw_all", partial(draw_names, drawn))
     plan = plan_reproduction("figures", data=["cifar10"])
     table, files = write_report(plan, entries(("ce",), data="cifar10"), tmp_path)
     assert drawn == [(10, 20, 50, 100)]

@@ -94,7 +94,7 @@ def test_figures_of_single_runs_show_the_highest_common_seed(tmp_path: Path, mon
     titles: list[str] = []
     kind = replace(FIGURES["reliability"], draw=lambda panels, *, title: titles.append(title))
     monkeypatch.setattr("calibrant.report.figures.FIGURES", {"reliability": kind})
-    monkeypatch.setattr("calibrant.report.figures.save_figure", lambda figure, path: (path, path))
+    monkeypatch.setattr("calibrant.report.figures.save_figure", lambda figure, path, kinds: (path, path))
     entries = [run_of("ce", seed=0), run_of("ce", seed=1), *(run_of("focal", seed=seed) for seed in (0, 1, 2))]
     draw_all(entries, tmp_path, n_bins=(15,))
     draw_all(entries, tmp_path, n_bins=(15,), seed=0)
