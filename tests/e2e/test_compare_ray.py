@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from calibrant.grid.collect import load_run_entry
-from calibrant.grid.executors import RayExecutor, run_remotely, run_task
-from calibrant.grid.schedule import Cell, Event, Task, plan_cells
+from calibrant.grid.executors import RayExecutor, run_cell, run_remotely
+from calibrant.grid.schedule import Cell, Event, plan_cells
 
 TINY = {"train.epochs": "2", "train.batch_size": "400"}
 CELLS = plan_cells(["mixture"], ["ce", "ce+ts"], [0], settings=TINY)
@@ -23,8 +24,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("local")
     kept = sys.argv
     for cell in CELLS:
-        base = None if cell.base is None else folder / cell.base
-        run_task(Task(cell.name, cell.recipe, folder / cell.name, base, folder / "log"), send=lambda event: None)
+        run_cell(replace(cell, out=folder), send=lambda event: None)
     sys.argv = kept
     return folder
 
@@ -41,7 +41,7 @@ def test_compare_on_ray_gives_the_numbers_of_this_machine(runs: Path, tmp_path: 
     assert "oken authentication" not in done.stderr
     assert "[2/2] mixture ce+ts seed 0: error" in done.stdout
     for cell in CELLS:
-        assert same(runs / cell.name, tmp_path / "out" / "runs" / cell.name)
+        assert same(runs / "runs" / cell.name, tmp_path / "out" / "runs" / cell.name)
     assert sorted(file.name for file in (tmp_path / "out" / "runs").iterdir()) == sorted(cell.name for cell in CELLS)
     assert (tmp_path / "out" / "table.md").exists()
 
@@ -52,15 +52,16 @@ class Steps(list[Event]):
     put_nowait = list.append
 
 
-def order(cell: Cell, folder: Path) -> Task:
-    log = folder / f"{cell.name}.log"
-    log.touch()
-    return Task(cell.name, cell.recipe, folder / cell.name, None if cell.base is None else folder / cell.base, log)
+def order(cell: Cell, folder: Path) -> Cell:
+    found = replace(cell, out=folder)
+    found.log.parent.mkdir(exist_ok=True)
+    found.log.touch()
+    return found
 
 
 @pytest.fixture
 def _node(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a task changes of the process is put back."""
+    """What a cell changes of the process is put back."""
     monkeypatch.setattr(sys, "argv", sys.argv)
 
 
@@ -69,8 +70,8 @@ def test_run_remotely_writes_to_the_drivers_folder_and_tells_of_its_progress(run
     steps = Steps()
     for cell in CELLS:
         assert run_remotely(order(cell, tmp_path), Path("/no/such/folder"), 1, steps).kind == "done"
-        assert same(runs / cell.name, tmp_path / cell.name)
-    assert load_run_entry(tmp_path / CELLS[1].name).temperature is not None
+        assert same(runs / "runs" / cell.name, tmp_path / "runs" / cell.name)
+    assert load_run_entry(tmp_path / "runs" / CELLS[1].name).temperature is not None
     assert {step.name for step in steps} == {CELLS[0].name}
     assert max(step.epochs for step in steps) == 2.0
 
@@ -78,10 +79,10 @@ def test_run_remotely_writes_to_the_drivers_folder_and_tells_of_its_progress(run
 @pytest.mark.usefixtures("_node")
 def test_run_remotely_of_a_failure_returns_its_reason_and_log(tmp_path: Path) -> None:
     (cell,) = plan_cells(["mixture"], ["ce"], [0], settings=TINY | {"optim.lr": "1e30", "train.clip_norm": "0"})
-    task = order(cell, tmp_path)
-    found = run_remotely(task, tmp_path, 1, Steps())
+    cell = order(cell, tmp_path)
+    found = run_remotely(cell, tmp_path, 1, Steps())
     assert (found.kind, found.again) == ("failed", False)
-    assert "the loss became nan" in task.log.read_text()
+    assert "the loss became nan" in cell.log.read_text()
 
 
 def test_ray_that_is_not_there_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from calibrant.engine.run import is_finished
 from calibrant.grid.collect import finished_runs, load_variants, save_results
 from calibrant.grid.compare import Comparison, compare
 from calibrant.grid.export import write_number
-from calibrant.grid.schedule import Board, Cell, Event, Stage, Watch, split_names
+from calibrant.grid.schedule import Board, Cell, Event, Watch, split_names
 from calibrant.grid.tables import MARK, NOT_IN_PAPER
 from calibrant.metrics.verdict import SIGNIFICANT
 from calibrant.paper.reproduce import Reproduction, plan_reproduction, run_reproduction, write_duration, write_results_page
@@ -72,7 +72,7 @@ def summarize(found: Comparison) -> None:
     if names:
         console.print(f"written to {found.folder}: {', '.join(names)}", soft_wrap=True)
     for cell in found.failures:
-        say(f"calibrant: {cell.name} failed: {cell.text}{f' (log: {cell.log})' if cell.log else ''}", error=True)
+        say(f"calibrant: {cell.name} failed: {cell.text}{f' (log: {cell.log})' if cell.tries else ''}", error=True)
     if found.failures:
         again = "the same command tries again what failed; if the reason lies in data or settings, change that first."
         say(f"calibrant: {again}", error=True)
@@ -91,8 +91,8 @@ def show_grid(console: Console | None = None) -> Iterator[Watch]:
     def watch(board: Board, event: Event | None) -> None:
         if not boards:
             boards.append(board)
-            console.print(f"{done_words(board)}{'; a line for each that ends' if board.count(Stage.WAITING) else ''}")
-        elif event is None and not board.count(Stage.WAITING, Stage.RUNNING):
+            console.print(f"{done_words(board)}{'; a line for each that ends' if board.count('waiting') else ''}")
+        elif event is None and not board.count("waiting", "running"):
             console.print("making tables and the report")
         elif event is not None and event.kind != "step":
             console.print(ended_words(board, board.cells[event.name]))
@@ -104,14 +104,14 @@ def show_grid(console: Console | None = None) -> Iterator[Watch]:
 
 def done_words(board: Board) -> str:
     """Say how many runs of a grid are finished."""
-    return f"{board.count(Stage.DONE)} of {len(board.cells)} runs are finished"
+    return f"{board.count('done')} of {len(board.cells)} runs are finished"
 
 
 def running_words(board: Board) -> str:
     """Say how far a grid is and how long the rest will take, and below that how far each run is."""
     lines = [", ".join([f"{write_duration(board.clock() - board.started)} passed", *_time_left(board)])]
     for cell in board.cells.values():
-        if cell.stage is Stage.RUNNING:
+        if cell.stage == "running":
             error = cell.numbers.get("val_error")
             said = "" if error is None else f", validation error {100 * error:.1f}%"
             lines.append(f"  {_called(cell)}: epoch {int(cell.epochs)} of {cell.total}{said}")
@@ -120,9 +120,9 @@ def running_words(board: Board) -> str:
 
 def ended_words(board: Board, cell: Cell) -> str:
     """Say in one line what became of a run."""
-    said = f"[{board.count(Stage.DONE, Stage.FAILED)}/{len(board.cells)}] {_called(cell)}"
-    if cell.stage is not Stage.DONE:
-        return f"{said}: {'failed' if cell.stage is Stage.FAILED else 'to be tried again'}, {cell.text}"
+    said = f"[{board.count('done', 'failed')}/{len(board.cells)}] {_called(cell)}"
+    if cell.stage != "done":
+        return f"{said}: {'failed' if cell.stage == 'failed' else 'to be tried again'}, {cell.text}"
     numbers = (f"{name} {100 * cell.numbers[key]:.2f}%" for key, name in (("error", "error"), ("ece", "ECE")))
     return f"{said}: {', '.join([*numbers, *_time_left(board)])}"
 
@@ -203,11 +203,11 @@ def reproduce(
 
 
 def _say_plan(plan: Reproduction, folder: Path) -> None:
-    cells = plan.cells()
+    cells = plan.cells(folder)
     first = cells[0].recipe
     size = f"{len(plan.data)} x {len(plan.methods)} x {len(plan.seeds)} = {sum(cell.shown for cell in cells)}"
     trained = sum(cell.base is None for cell in cells)
-    left = sum(not is_finished(folder / "runs" / cell.name) for cell in cells)
+    left = sum(not is_finished(cell.folder) for cell in cells)
     say(
         f"{plan.name}: {plan.title}",
         f"  data     {', '.join(plan.data)}",

@@ -6,7 +6,6 @@ What can be known before the first run is checked before it: folders, finished r
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -30,7 +29,7 @@ from calibrant.grid.collect import (
 )
 from calibrant.grid.executors import LocalExecutor, RayExecutor
 from calibrant.grid.export import write_outputs
-from calibrant.grid.schedule import Board, Cell, Stage, Watch, parse_seeds, plan_cells, run_cells, split_names
+from calibrant.grid.schedule import Board, Cell, Watch, parse_seeds, plan_cells, run_cells, split_names
 from calibrant.report.rows import Table, group_rows
 
 # Entries, a folder, and notes on rows that are missing → the table of them, and the files that were written.
@@ -44,7 +43,7 @@ class Comparison:
     Attributes:
         folder: Where everything was written.
         entries: Its rows: the grid's finished runs in its order, then what was added.
-        failures: The cells that failed: each has a ``name``, the reason as ``text``, and a ``log`` if it began.
+        failures: The cells that failed: each has a ``name``, the reason as ``text``, and, if it began, a ``log``.
         table: The comparison; None where nothing was finished.
         files: What was written besides the runs.
     """
@@ -120,38 +119,37 @@ def compare(
             f"compare: `on` must be 'local', or 'ray' with or without a `ray_address`, got {on!r} and {ray_address!r}."
         )
     folder, names, parts = Path(out), split_names(data), split_names(methods)
-    runs = folder / "runs"
     others = [add] if isinstance(add, (str, Path)) else list(add)
     cells: tuple[Cell, ...] = ()
     if parts or not others:
-        cells = plan_cells(names, parts, parse_seeds(seeds), recipe=recipe, settings=settings)
+        cells = plan_cells(names, parts, parse_seeds(seeds), out=folder, recipe=recipe, settings=settings)
     elif recipe is not None or settings:
         raise ValueError("compare: `methods` must be named if a recipe or settings are given, as nothing is trained without.")
     check_out(folder)
-    found = load_finished(cells, runs)
+    found = load_finished(cells)
     board = Board(cells)
-    board.note_finished(runs)
-    tests = check_data(cells, runs)
+    board.note_finished()
+    tests = check_data(cells)
     added = load_added(others, finished=[*found.values()], sets=[data_label(name) for name in names], tests=tests)
     executor: LocalExecutor | RayExecutor | None = None
-    if board.count(Stage.WAITING):
+    if board.count("waiting"):
         device = cells[0].recipe.train.device
         if on == "ray":
             executor = RayExecutor(device=device, jobs=jobs, threads=threads, address=ray_address)
         else:
             executor = LocalExecutor(device=device, jobs=jobs, threads=threads)
-    (runs if cells else folder).mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     tell = watch or (lambda board, event: None)
     tell(board, None)
-    with closing(lock_folder(folder, where="compare")):
+    with lock_folder(folder, where="compare"):
         if executor is not None:
-            run_cells(board, executor, runs=runs, logs=folder / "logs", retries=retries, watch=tell)
+            run_cells(board, executor, retries=retries, watch=tell)
         tell(board, None)
-        done = [cell for cell in cells if cell.stage is Stage.DONE and cell.shown]
+        done = [cell for cell in cells if cell.stage == "done" and cell.shown]
         # Runs go seed by seed, rows as data and methods were named: the first is what the others are tested against.
         done.sort(key=lambda cell: (names.index(cell.recipe.data.name), parts.index(cell.method)))
-        entries = [*(found.get(cell.name) or load_run_entry(runs / cell.name) for cell in done), *added]
-        failures = tuple(cell for cell in cells if cell.stage is Stage.FAILED)
+        entries = [*(found.get(cell.name) or load_run_entry(cell.folder) for cell in done), *added]
+        failures = tuple(cell for cell in cells if cell.stage == "failed")
         # Who is handed the table alone sees that it is not whole.
         lost = ", ".join(cell.name for cell in failures if cell.shown)
         missing = [f"Missing, as their runs failed: {lost}."] if lost else []
@@ -168,22 +166,21 @@ def check_out(folder: Path) -> None:
             raise ValueError(f"compare: `out` must not be a run, lie in one or hold one, got {folder} and the run {other}.")
 
 
-def load_finished(cells: Sequence[Cell], runs: Path) -> dict[str, Entry]:
+def load_finished(cells: Sequence[Cell]) -> dict[str, Entry]:
     """Read the finished runs of a grid that its table shows, by name, so that damage is found before hours of training.
 
     Raises ``ValueError`` if one cannot be read, or if a folder holds a run by another recipe than its cell's.
     """
     found = {}
     for cell in cells:
-        folder = runs / cell.name
-        if (folder / "recipe.toml").exists():
-            check_same_run(read_recipe(folder), cell.recipe, where=str(folder))
-        if is_finished(folder) and cell.shown:
-            found[cell.name] = load_run_entry(folder)
+        if (cell.folder / "recipe.toml").exists():
+            check_same_run(read_recipe(cell.folder), cell.recipe, where=str(cell.folder))
+        if is_finished(cell.folder) and cell.shown:
+            found[cell.name] = load_run_entry(cell.folder)
     return found
 
 
-def check_data(cells: Sequence[Cell], runs: Path) -> dict[str, ImageSet]:
+def check_data(cells: Sequence[Cell]) -> dict[str, ImageSet]:
     """Check the data of a grid before it is run, and return the test sets that were read, by name.
 
     Raises ``ValueError`` or ``OSError`` if data are missing, too few for a batch, or have changed since a run of the grid was
@@ -192,8 +189,8 @@ def check_data(cells: Sequence[Cell], runs: Path) -> dict[str, ImageSet]:
     tests = {}
     for part in dict.fromkeys(cell.recipe.data for cell in cells):
         mine = [cell for cell in cells if cell.recipe.data == part]
-        left = [cell for cell in mine if cell.stage is Stage.WAITING and cell.base is None]
-        done = [runs / cell.name for cell in mine if is_finished(runs / cell.name)] if is_own(part) else []
+        left = [cell for cell in mine if cell.stage == "waiting" and cell.base is None]
+        done = [cell.folder for cell in mine if is_finished(cell.folder)] if is_own(part) else []
         try:
             data = load_data(part) if left or done else None
         except (OSError, ValueError):

@@ -40,7 +40,7 @@ from calibrant.engine.run import EpochRecord
 from calibrant.engine.setup import choose_hardware
 from calibrant.engine.train import scale_run, train
 from calibrant.grid.collect import command_of
-from calibrant.grid.schedule import Event, Task
+from calibrant.grid.schedule import Cell, Event
 
 # More than a few processes on a GPU take turns without finishing earlier.
 _MOST_ON_A_GPU = 4
@@ -125,11 +125,11 @@ def make_places(*, device: str, jobs: int | None, threads: int) -> list[Place]:
 
 
 class _Worker:
-    """A process, the place it computes in, and its task."""
+    """A process, the place it computes in, and its cell."""
 
     def __init__(self, place: Place, log: Path, threads: int) -> None:
         self.place = place
-        self.task: Task | None = None
+        self.cell: Cell | None = None
         self.pipe, theirs = Pipe()
         limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
         environment = os.environ | limits | {"OMP_WAIT_POLICY": "PASSIVE", "CUDA_VISIBLE_DEVICES": place.gpu or ""}
@@ -166,16 +166,16 @@ class LocalExecutor:
         """How many more cells it would take now."""
         return sum(max(0, place.limit - len(self._running(place))) for place in self.places)
 
-    def submit(self, task: Task) -> None:
+    def submit(self, cell: Cell) -> None:
         """Start a cell where most room is, in a process that waits there or a new one."""
         place = max(self.places, key=lambda place: place.limit - len(self._running(place)))
-        worker = next((worker for worker in self._workers if worker.place is place and worker.task is None), None)
+        worker = next((worker for worker in self._workers if worker.place is place and worker.cell is None), None)
         if worker is None:
-            worker = _Worker(place, task.log, self._threads)
+            worker = _Worker(place, cell.log, self._threads)
             self._workers.append(worker)
-        worker.task = task
+        worker.cell = cell
         with suppress(OSError):  # a process that has died says so by the end of its answers
-            worker.pipe.send(task)
+            worker.pipe.send(cell)
 
     def poll(self, seconds: float) -> list[Event]:
         """What happened since the last call."""
@@ -190,7 +190,7 @@ class LocalExecutor:
             self._remove(worker)
 
     def _running(self, place: Place) -> list[str]:
-        return [worker.task.name for worker in self._workers if worker.place is place and worker.task is not None]
+        return [worker.cell.name for worker in self._workers if worker.place is place and worker.cell is not None]
 
     def _remove(self, worker: _Worker) -> int:
         """Forget a process that has ended; return its code."""
@@ -199,19 +199,19 @@ class LocalExecutor:
         return worker.process.wait()
 
     def _take(self, worker: _Worker) -> Event | None:
-        task, place = worker.task, worker.place
+        cell, place = worker.cell, worker.place
         try:
             event: Event = worker.pipe.recv()
         except (EOFError, OSError):
             # The process has ended, and with it the run.
             code = self._remove(worker)
             how = f"ended with code {code}" if code >= 0 else f"was killed ({signal.Signals(-code).name})"
-            return None if task is None else Event(task.name, "failed", text=f"its process {how}")
+            return None if cell is None else Event(cell.name, "failed", text=f"its process {how}")
         if event.kind == "step":
             if event.gpu is not None:
                 place.measured(event.name, *event.gpu, running=self._running(place))
             return event
-        worker.task = None
+        worker.cell = None
         if event.kind == "failed":
             # A failed run may have left its memory in pieces: its process takes no other.
             worker.process.kill()
@@ -224,11 +224,11 @@ class LocalExecutor:
         return event
 
 
-def run_task(task: Task, *, send: Callable[[Event], None]) -> None:
+def run_cell(cell: Cell, *, send: Callable[[Event], None]) -> None:
     """Run one cell, or make it from its base, in its folder; an unfinished run there goes on, a finished one is left alone.
 
     Args:
-        task: What to run.
+        cell: What to run.
         send: Called with what happens, and in the end with "done" or "failed".
     """
     began = told = monotonic()
@@ -238,30 +238,30 @@ def run_task(task: Task, *, send: Callable[[Event], None]) -> None:
         if torch.cuda.is_initialized():
             gpu = (torch.cuda.max_memory_reserved() + _CONTEXT, torch.cuda.mem_get_info()[0])
         numbers = {key: value for key in ("val_error", "val_ece") if (value := getattr(record, key)) is not None}
-        send(Event(task.name, "step", epochs=record.epoch + 1.0, numbers=numbers, gpu=gpu))
+        send(Event(cell.name, "step", epochs=record.epoch + 1.0, numbers=numbers, gpu=gpu))
 
     def tick(epoch: int, step: int, steps: int) -> None:
         nonlocal told
         if monotonic() - told >= 1:
             told = monotonic()
-            send(Event(task.name, "step", epochs=epoch + step / steps))
+            send(Event(cell.name, "step", epochs=epoch + step / steps))
 
     try:
-        recipe = task.recipe
+        recipe = cell.recipe
         if recipe.train.device.startswith("cuda:"):
             # The process sees only the GPU that it was given.
             recipe = override(recipe, {"train.device": "cuda"})
         sys.argv = shlex.split(command_of(recipe))
         if ":" in recipe.backbone.name and "" not in sys.path:
             sys.path.insert(0, "")
-        if task.base is not None:
-            scale_run(task.base, out=task.folder, resume=True)
+        if cell.base is not None:
+            scale_run(cell.folder.with_name(cell.base), out=cell.folder, resume=True)
         else:
-            train(recipe, out=task.folder, resume=True, report=report, tick=tick)
-        found = json.loads((task.folder / "metrics.json").read_text(encoding="utf-8"))["metrics"]
+            train(recipe, out=cell.folder, resume=True, report=report, tick=tick)
+        found = json.loads((cell.folder / "metrics.json").read_text(encoding="utf-8"))["metrics"]
         numbers = {key: found[key]["value"] for key in ("error", "ece")}
         sys.stderr.write(f"finished after {monotonic() - began:.1f} s, {numbers}\n")
-        send(Event(task.name, "done", numbers=numbers))
+        send(Event(cell.name, "done", numbers=numbers))
     except Exception as error:
         text = str(error).strip()
         if not isinstance(error, (*_FINAL, OSError)):
@@ -270,29 +270,29 @@ def run_task(task: Task, *, send: Callable[[Event], None]) -> None:
         sys.stderr.write(f"{text}\n")
         short = isinstance(error, MemoryError) or any(words in text for words in _NO_MEMORY)
         first = (text or type(error).__name__).splitlines()[0]
-        send(Event(task.name, "failed", text=first, again=not isinstance(error, _FINAL), crowded=short))
+        send(Event(cell.name, "failed", text=first, again=not isinstance(error, _FINAL), crowded=short))
 
 
 def serve(fileno: int) -> None:
-    """Run the tasks that come through a pipe until it is closed: what a process of `LocalExecutor` does."""
-    pipe, tasks = Connection(fileno), queue.SimpleQueue[Task]()
+    """Run the cells that come through a pipe until it is closed: what a process of `LocalExecutor` does."""
+    pipe, cells = Connection(fileno), queue.SimpleQueue[Cell]()
     faulthandler.enable()
 
     def listen() -> None:
         with suppress(EOFError, OSError):
             while True:
-                tasks.put(pipe.recv())
+                cells.put(pipe.recv())
         # The parent is gone or wants no more. An unfinished run goes on from its last checkpoint another time.
         os._exit(0)
 
     threading.Thread(target=listen, daemon=True).start()
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     while True:
-        task = tasks.get()
-        with task.log.open("ab") as log:
+        cell = cells.get()
+        with cell.log.open("ab") as log:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
-        run_task(task, send=pipe.send)
+        run_cell(cell, send=pipe.send)
         gc.collect()
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
@@ -324,40 +324,40 @@ class RayExecutor:
         self._room = jobs or (10_000 if address is not None else max(1, int(fitting)))
         self._run = self._ray.remote(num_cpus=threads, num_gpus=share, max_retries=0)(run_remotely)
         self._steps = Queue(actor_options={"num_cpus": 0, "max_restarts": -1})
-        self._tasks: dict[Any, Task] = {}
+        self._cells: dict[Any, Cell] = {}
 
     def free(self) -> int:
         """How many more cells it would take now."""
-        return self._room - len(self._tasks)
+        return self._room - len(self._cells)
 
-    def submit(self, task: Task) -> None:
+    def submit(self, cell: Cell) -> None:
         """Start a cell."""
-        self._tasks[self._run.remote(task, Path.cwd(), self._threads, self._steps)] = task
+        self._cells[self._run.remote(cell, Path.cwd(), self._threads, self._steps)] = cell
 
     def poll(self, seconds: float) -> list[Event]:
         """What happened since the last call."""
-        ready, _ = self._ray.wait(list(self._tasks), num_returns=len(self._tasks), timeout=seconds)
+        ready, _ = self._ray.wait(list(self._cells), num_returns=len(self._cells), timeout=seconds)
         events: list[Event] = []
         with suppress(Exception):  # progress may be lost with a node, which stops no run
             events = self._steps.get_nowait_batch(self._steps.qsize())
-        running = {task.name for task in self._tasks.values()}
+        running = {cell.name for cell in self._cells.values()}
         return [*(event for event in events if event.name in running), *map(self._collect, ready)]
 
     def close(self) -> None:
         """Stop everything that runs, at once, and leave the cluster."""
-        for reference in self._tasks:
+        for reference in self._cells:
             self._ray.cancel(reference, force=True)
-        self._tasks = {}
+        self._cells = {}
         self._steps.shutdown(force=True)
         if self._own:
             self._ray.shutdown()
 
     def _collect(self, reference: Any) -> Event:
-        task = self._tasks.pop(reference)
+        cell = self._cells.pop(reference)
         try:
             found: Event = self._ray.get(reference)
         except Exception as error:  # Ray wraps whatever happened to the process, and its own troubles
-            return Event(task.name, "failed", text=f"Ray: {_first_line(error)}")
+            return Event(cell.name, "failed", text=f"Ray: {_first_line(error)}")
         return found
 
 
@@ -401,15 +401,15 @@ def map_remotely(function: Callable[[Sequence[Item]], Found], items: Sequence[It
             ray.shutdown()
 
 
-def run_remotely(task: Task, where: Path, threads: int, steps: Any) -> Event:
+def run_remotely(cell: Cell, where: Path, threads: int, steps: Any) -> Event:
     """Run a cell on a node, from the driver's working folder if it is there; ``steps`` is a queue for its progress."""
-    node = socket.gethostname()
+    node, cell = socket.gethostname(), replace(cell, out=where / cell.out)
     # The driver has begun the log.
-    if not task.log.exists():
+    if not cell.log.exists():
         return Event(
-            task.name,
+            cell.name,
             "failed",
-            text=f"compare: `out` must be a folder that every node sees, got {task.folder}, not seen from {node}.",
+            text=f"compare: `out` must be a folder that every node sees, got {cell.folder}, not seen from {node}.",
             again=False,
         )
     last: list[Event] = []
@@ -422,11 +422,11 @@ def run_remotely(task: Task, where: Path, threads: int, steps: Any) -> Event:
                 steps.put_nowait(event)
 
     torch.set_num_threads(threads)
-    with task.log.open("a", encoding="utf-8") as log, redirect_stdout(log), redirect_stderr(log):
+    with cell.log.open("a", encoding="utf-8") as log, redirect_stdout(log), redirect_stderr(log):
         log.write(f"on {node}\n")
         # Data may be named by a path relative to where the driver works.
         with chdir(where) if where.is_dir() else nullcontext():
-            run_task(task, send=send)
+            run_cell(cell, send=send)
     return last[0]
 
 

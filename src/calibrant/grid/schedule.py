@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from enum import StrEnum
 from itertools import product
 from pathlib import Path
 from typing import Literal, Protocol
@@ -23,14 +22,8 @@ from calibrant.engine.recipe import Recipe, check_recipe, override
 from calibrant.engine.run import is_finished
 from calibrant.grid.collect import data_label
 
-
-class Stage(StrEnum):
-    """How far a cell is."""
-
-    WAITING = "waiting"
-    RUNNING = "running"
-    DONE = "done"
-    FAILED = "failed"
+# How far a cell is.
+Stage = Literal["waiting", "running", "done", "failed"]
 
 
 @dataclass
@@ -40,25 +33,35 @@ class Cell:
     Attributes:
         name: Its name, which is that of its folder.
         recipe: What is run.
+        out: Folder of the grid.
         base: Name of the cell whose run it is made of without training (``+ts``), or None.
         shown: Whether it belongs in the table; a base that nobody asked for does not.
         stage: How far it is; ``epochs``, ``numbers`` and ``text`` are as in `Event`.
-        log: Where its run says more.
         tries: How often it was started, not counting tries that lacked memory beside others.
         first: Epochs it had at its first sign of progress; a resumed run has some behind it.
     """
 
     name: str
     recipe: Recipe
+    out: Path
     base: str | None = None
     shown: bool = True
-    stage: Stage = Stage.WAITING
+    stage: Stage = "waiting"
     epochs: float = 0.0
     numbers: Mapping[str, float] = field(default_factory=dict)
     text: str = ""
-    log: Path | None = None
     tries: int = 0
     first: float | None = None
+
+    @property
+    def folder(self) -> Path:
+        """The folder of its run."""
+        return self.out / "runs" / self.name
+
+    @property
+    def log(self) -> Path:
+        """Where its run says more, if it began."""
+        return self.out / "logs" / f"{self.name}.log"
 
     @property
     def data(self) -> str:
@@ -81,6 +84,7 @@ def plan_cells(
     methods: Sequence[str],
     seeds: Sequence[int],
     *,
+    out: Path = Path(),
     recipe: Recipe | None = None,
     settings: Mapping[str, object] | None = None,
 ) -> tuple[Cell, ...]:
@@ -90,6 +94,7 @@ def plan_cells(
         data: Names or paths of data sets.
         methods: Names of methods; one with ``+ts`` is made of the run without, which is added where it is missing.
         seeds: Seeds.
+        out: Folder of the grid.
         recipe: What the runs have in common; the paper's protocol by default.
         settings: Dotted key of the recipe → value for all runs, or, as ``METHOD:KEY``, for those of one method.
 
@@ -123,14 +128,14 @@ def plan_cells(
         changed = {"data.name": name, "seed": seed, "method.name": base, **small, **own}
         run = resolved(override(recipe or Recipe(), changed))
         _check(run)
-        trained = Cell(cell_name(run), run, shown=base in methods)
+        trained = Cell(cell_name(run), run, out, shown=base in methods)
         if cells.setdefault(trained.name, trained).recipe != run:
             raise ValueError(
                 f"compare: `data` must have different last parts of paths, as these name runs, got {', '.join(data)}."
             )
         if scaled:
             after = replace(run, method=replace(run.method, name=method))
-            cells[cell_name(after)] = Cell(cell_name(after), after, base=trained.name)
+            cells[cell_name(after)] = Cell(cell_name(after), after, out, base=trained.name)
     return tuple(cells.values())
 
 
@@ -177,17 +182,6 @@ def _check(recipe: Recipe) -> None:
 
 
 @dataclass(frozen=True)
-class Task:
-    """What an executor runs: the recipe, the folder of its run and of the run that it is made of, if any, and its log."""
-
-    name: str
-    recipe: Recipe
-    folder: Path
-    base: Path | None
-    log: Path
-
-
-@dataclass(frozen=True)
 class Event:
     """What a process says of the cell that it runs.
 
@@ -218,7 +212,7 @@ class _Executor(Protocol):
     # How many more cells it would take now.
     def free(self) -> int: ...
 
-    def submit(self, task: Task) -> None: ...
+    def submit(self, cell: Cell) -> None: ...
 
     # What happened since the last call; waits up to so many seconds for something.
     def poll(self, seconds: float) -> list[Event]: ...
@@ -241,24 +235,24 @@ class Board:
         """How many cells are in some stages."""
         return sum(cell.stage in stages for cell in self.cells.values())
 
-    def note_finished(self, runs: Path) -> None:
+    def note_finished(self) -> None:
         """Mark the cells whose runs are finished, and bases that nobody asked for and nothing waits for."""
-        for name, cell in self.cells.items():
-            if is_finished(runs / name):
-                cell.stage = Stage.DONE
-        needed = {cell.base for cell in self.cells.values() if cell.stage is Stage.WAITING}
+        for cell in self.cells.values():
+            if is_finished(cell.folder):
+                cell.stage = "done"
+        needed = {cell.base for cell in self.cells.values() if cell.stage == "waiting"}
         for name, cell in self.cells.items():
             if not cell.shown and name not in needed:
-                cell.stage = Stage.DONE
+                cell.stage = "done"
 
     def next_ready(self) -> Cell | None:
         """The first waiting cell whose base, if it has one, is done."""
-        waiting = (cell for cell in self.cells.values() if cell.stage is Stage.WAITING)
-        return next((cell for cell in waiting if cell.base is None or self.cells[cell.base].stage is Stage.DONE), None)
+        waiting = (cell for cell in self.cells.values() if cell.stage == "waiting")
+        return next((cell for cell in waiting if cell.base is None or self.cells[cell.base].stage == "done"), None)
 
     def start(self, cell: Cell) -> None:
         """Note that a cell is being run."""
-        cell.stage, cell.tries, cell.text = Stage.RUNNING, cell.tries + 1, ""
+        cell.stage, cell.tries, cell.text = "running", cell.tries + 1, ""
 
     def note(self, event: Event, *, retries: int) -> None:
         """Take in what happened. A failed cell waits while it has tries left; else the cells made of it fail with it."""
@@ -268,19 +262,19 @@ class Board:
             cell.first = event.epochs if cell.first is None else cell.first
             cell.epochs, cell.numbers = event.epochs, {**cell.numbers, **event.numbers}
         elif event.kind == "done":
-            cell.stage, cell.epochs, cell.numbers = Stage.DONE, float(cell.total), event.numbers
+            cell.stage, cell.epochs, cell.numbers = "done", float(cell.total), event.numbers
         else:
             cell.text, cell.tries = event.text, cell.tries - event.crowded
-            cell.stage = Stage.WAITING if event.again and cell.tries <= retries else Stage.FAILED
-            for other in self.cells.values() if cell.stage is Stage.FAILED else ():
+            cell.stage = "waiting" if event.again and cell.tries <= retries else "failed"
+            for other in self.cells.values() if cell.stage == "failed" else ():
                 if other.base == event.name:
-                    other.stage, other.text = Stage.FAILED, f"{event.name}, which it is made of, failed"
+                    other.stage, other.text = "failed", f"{event.name}, which it is made of, failed"
 
     def seconds_left(self) -> float | None:
         """How long the rest will take at the pace of all runs so far; None before the first epochs."""
         cells = self.cells.values()
         trained = sum(max(0.0, cell.epochs - cell.first) for cell in cells if cell.first is not None)
-        left = sum(max(0.0, c.total - c.epochs) for c in cells if c.stage in (Stage.WAITING, Stage.RUNNING))
+        left = sum(max(0.0, c.total - c.epochs) for c in cells if c.stage in ("waiting", "running"))
         return left * (self.clock() - self._moving) / trained if trained and self._moving is not None else None
 
 
@@ -288,29 +282,24 @@ class Board:
 Watch = Callable[[Board, Event | None], None]
 
 
-def run_cells(board: Board, executor: _Executor, *, runs: Path, logs: Path, retries: int, watch: Watch) -> None:
+def run_cells(board: Board, executor: _Executor, *, retries: int, watch: Watch) -> None:
     """Run what waits on a board until nothing is left that can be run; the executor is closed at the end.
 
     Args:
         board: The cells; those that are done are left alone.
         executor: Where to run them.
-        runs: Folder of the run folders.
-        logs: Folder of the logs.
         retries: How often a failed cell is tried again.
         watch: Called after every change, and now and then.
     """
-    runs, made = runs.resolve(), logs.resolve()
-    made.mkdir(parents=True, exist_ok=True)
     try:
         while True:
             while executor.free() > 0 and (cell := board.next_ready()) is not None:
                 board.start(cell)
-                cell.log = logs / f"{cell.name}.log"
+                cell.log.parent.mkdir(parents=True, exist_ok=True)
                 with cell.log.open("a", encoding="utf-8") as log:
                     log.write(f"{cell.name}, {datetime.now().astimezone().isoformat(timespec='seconds')}\n")
-                base = None if cell.base is None else runs / cell.base
-                executor.submit(Task(cell.name, cell.recipe, runs / cell.name, base, made / cell.log.name))
-            if board.count(Stage.RUNNING) == 0:
+                executor.submit(cell)
+            if board.count("running") == 0:
                 return
             events = executor.poll(0.25)
             for event in events:

@@ -74,9 +74,9 @@ class Reproduction:
     settings: Mapping[str, object]
     quick: bool = False
 
-    def cells(self) -> tuple[RunCell, ...]:
+    def cells(self, out: Path = Path()) -> tuple[RunCell, ...]:
         """All of its runs."""
-        return plan_cells(self.data, self.methods, self.seeds, recipe=self.recipe, settings=self.settings)
+        return plan_cells(self.data, self.methods, self.seeds, out=out, recipe=self.recipe, settings=self.settings)
 
 
 def plan_reproduction(

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from calibrant.cli.compare import ended_words, running_words, show_grid, show_table, summarize
 from calibrant.grid.compare import Comparison
-from calibrant.grid.schedule import Board, Event, Stage, plan_cells
+from calibrant.grid.schedule import Board, Event, plan_cells
 from calibrant.report.rows import Cell, Column, Row, Section, Table
 
 ERROR, ECE = Column("error", "Error"), Column("ece", "ECE")
@@ -22,7 +22,7 @@ def board() -> Board:
 
     def note(name: str, kind: str, **what) -> None:
         state = made.cells[f"digits-convnet-{name}"]
-        if state.stage is Stage.WAITING:
+        if state.stage == "waiting":
             made.start(state)
         made.note(Event(state.name, kind, **what), retries=1)
 
@@ -71,7 +71,7 @@ def test_grid_display_without_a_terminal_writes_a_line_for_every_end(board: Boar
 
 def test_summarize_says_what_failed_and_ends_with_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
     base, scaled = plan_cells(["digits"], ["ce+ts"], [0])
-    base.text, base.log, scaled.text = "it broke", Path("logs", "x.log"), f"{base.name}, which it is made of, failed"
+    base.text, base.tries, scaled.text = "it broke", 1, f"{base.name}, which it is made of, failed"
     with pytest.raises(typer.Exit) as left:
         summarize(Comparison(Path("out"), (), (base, scaled), None, ()))
     assert left.value.exit_code == 1

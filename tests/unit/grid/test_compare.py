@@ -10,8 +10,8 @@ import pytest
 from calibrant.engine.run import lock_folder
 from calibrant.grid import compare as module
 from calibrant.grid.compare import compare
-from calibrant.grid.executors import make_places, run_task
-from calibrant.grid.schedule import Event, Stage, Task
+from calibrant.grid.executors import make_places, run_cell
+from calibrant.grid.schedule import Cell, Event
 
 SHORT = {"train.epochs": 1, "train.batch_size": 800, "train.device": "cpu"}
 
@@ -23,19 +23,19 @@ class Here:
 
     def __init__(self, **options: object) -> None:
         make_places(**options)
-        self.tasks: list[Task] = []
+        self.cells: list[Cell] = []
         self.given.clear()
 
     def free(self) -> int:
-        return 1 - len(self.tasks)
+        return 1 - len(self.cells)
 
-    def submit(self, task: Task) -> None:
-        self.tasks.append(task)
-        self.given.append(task.name)
+    def submit(self, cell: Cell) -> None:
+        self.cells.append(cell)
+        self.given.append(cell.name)
 
     def poll(self, seconds: float) -> list[Event]:
         said: list[Event] = []
-        run_task(self.tasks.pop(), send=said.append)
+        run_cell(self.cells.pop(), send=said.append)
         return [replace(event, again=False) for event in said]
 
     def close(self) -> None:
@@ -84,7 +84,7 @@ def test_compare_reports_what_failed_and_compares_the_rest(tmp_path: Path) -> No
     log = tmp_path / "logs" / "mixture-mlp-focal-seed0.log"
     assert (first.name, first.log) == ("mixture-mlp-focal-seed0", log)
     assert "the loss became nan in epoch 1" in first.text
-    assert (second.name, second.log) == ("mixture-mlp-focal+ts-seed0", None)
+    assert (second.name, second.log.exists()) == ("mixture-mlp-focal+ts-seed0", False)
     assert second.text == "mixture-mlp-focal-seed0, which it is made of, failed"
     # Who is handed the table alone sees that it is not whole.
     missing = "Missing, as their runs failed: mixture-mlp-focal-seed0, mixture-mlp-focal+ts-seed0."
@@ -156,7 +156,7 @@ def test_compare_tells_the_watcher_what_is_there_and_what_happens(tmp_path: Path
     seen: list[tuple[int, str | None]] = []
 
     def watch(board, event) -> None:
-        seen.append((board.count(Stage.DONE), event and event.kind))
+        seen.append((board.count("done"), event and event.kind))
 
     run(tmp_path, "ce,focal", watch=watch)
     # The last call is before tables are made.
@@ -164,7 +164,7 @@ def test_compare_tells_the_watcher_what_is_there_and_what_happens(tmp_path: Path
     assert set(seen[1:-2]) == {(1, "step")}
 
 
-def test_run_task_records_the_command_that_repeats_the_run(tmp_path: Path) -> None:
+def test_run_cell_records_the_command_that_repeats_the_run(tmp_path: Path) -> None:
     run(tmp_path)
     facts = json.loads((tmp_path / "runs" / "mixture-mlp-ce-seed0" / "run.json").read_text())
     assert facts["command"][:6] == ["calibrant", "train", "--data", "mixture", "--model", "mlp"]

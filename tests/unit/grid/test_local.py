@@ -17,23 +17,23 @@ import pytest
 from calibrant.engine.recipe import Recipe, recipe_of
 from calibrant.engine.run import EpochRecord
 from calibrant.grid import executors
-from calibrant.grid.executors import LocalExecutor, Place, make_places, run_task, visible_gpus
-from calibrant.grid.schedule import Event, Task
+from calibrant.grid.executors import LocalExecutor, Place, make_places, run_cell, visible_gpus
+from calibrant.grid.schedule import Cell, Event
 
-# A process that does what a task says, and notes who it is in the log.
+# A process that does what a cell says, and notes who it is in the log.
 STUB = """
 import json, os, signal
 from multiprocessing.connection import Connection
 pipe = Connection({pipe})
 while True:
-    task = pipe.recv()
-    if task.does == "exit":
+    cell = pipe.recv()
+    if cell.does == "exit":
         os._exit(3)
-    elif task.does == "die":
+    elif cell.does == "die":
         os.kill(os.getpid(), signal.SIGKILL)
-    with open(task.log, "a") as log:
+    with open(cell.log, "a") as log:
         log.write(json.dumps([os.getpid(), os.environ["OMP_NUM_THREADS"], os.environ["CUDA_VISIBLE_DEVICES"]]) + "\\n")
-    pipe.send_bytes(task.does)
+    pipe.send_bytes(cell.does)
 """
 
 
@@ -46,7 +46,7 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalExecutor]:
 
 
 def submit(pool: LocalExecutor, folder: Path, kind: str = "done", name: str = "run", **what: Any) -> Event:
-    """Give a task that answers with an event, or ends its process; return that event."""
+    """Give a cell that answers with an event, or ends its process; return that event."""
     event = Event(name, "failed" if kind in ("exit", "die") else kind, **what)  # type: ignore[arg-type]
     does = kind if kind in ("exit", "die") else pickle.dumps(event)
     pool.submit(SimpleNamespace(name=name, log=folder / "log", does=does))  # type: ignore[arg-type]
@@ -185,11 +185,11 @@ def failing(error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(sys, "argv", ["worker"])
     monkeypatch.setattr(executors, "train", train)
     monkeypatch.setattr(executors, "monotonic", lambda: 0.0)
-    run_task(Task("x", recipe_of(recipe), tmp_path / "run", None, tmp_path / "log"), send=seen.append)
+    run_cell(Cell("x", recipe_of(recipe), tmp_path), send=seen.append)
     return seen
 
 
-def test_run_task_gives_the_run_its_command_and_tells_of_its_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_cell_gives_the_run_its_command_and_tells_of_its_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = {"data": {"name": "/data/my pictures"}, "train": {"device": "cuda:1"}}
     (argv, device), *steps, last = failing(ValueError("enough"), tmp_path, monkeypatch, **recipe)
     assert argv[:4] == ["calibrant", "train", "--data", "/data/my pictures"]
@@ -217,7 +217,7 @@ def test_run_task_gives_the_run_its_command_and_tells_of_its_progress(tmp_path: 
         (RuntimeError("a bug"), True, False, "RuntimeError: a bug"),
     ],
 )
-def test_run_task_tells_what_another_try_may_help(
+def test_run_cell_tells_what_another_try_may_help(
     error: BaseException, again: bool, crowded: bool, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     last = failing(error, tmp_path, monkeypatch)[-1]

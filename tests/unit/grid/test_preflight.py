@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,7 @@ def write(file: Path, *, seed: int = 0, n: int = 60) -> Path:
 
 def own_cells(file: Path, methods: str = "ce", seeds: tuple[int, ...] = (0,), **settings: object) -> tuple[Cell, ...]:
     changes = {key.replace("__", "."): value for key, value in settings.items()}
-    return plan_cells([str(file)], methods.split(","), seeds, settings=SHORT | changes)
+    return plan_cells([str(file)], methods.split(","), seeds, out=file.parent / "out", settings=SHORT | changes)
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def grid(tmp_path: Path) -> tuple[Path, Path]:
     """A file of images, and the folder of a grid with one finished run on it."""
     file, runs = write(tmp_path / "shapes.npz"), tmp_path / "out" / "runs"
     cell = own_cells(file)[0]
-    train(cell.recipe, out=runs / cell.name)
+    train(cell.recipe, out=cell.folder)
     return file, runs
 
 
@@ -46,26 +47,26 @@ def grid(tmp_path: Path) -> tuple[Path, Path]:
 def test_check_data_that_changed_are_refused_whatever_is_to_be_run(grid, change, said):
     file, runs = grid
     cells = own_cells(file, "ce,focal", (0, 1))
-    assert list(check_data(cells, runs)) == ["shapes"]
+    assert list(check_data(cells)) == ["shapes"]
     write(file, **change)
     for given in (cells[:1], cells):
         with pytest.raises(ValueError, match=f"`data` must be what .*shapes-mlp-ce-seed0 was trained on, got .*: {said}"):
-            check_data(given, runs)
+            check_data(given)
     # Runs of a grid that has no finished ones begin with the new data.
-    assert list(check_data(cells[1:], runs)) == ["shapes"]
+    assert list(check_data(cells[1:])) == ["shapes"]
 
 
 def test_check_data_of_batches_that_one_method_cannot_fill_says_so(tmp_path: Path) -> None:
     # Of 180 images 36 are for testing and 14 for validation; the paper's protocol holds out 14 more.
     cells = own_cells(write(tmp_path / "x.npz", n=180), "ce,flgamma-sece", train__batch_size=128, method__preset="paper")
-    check_data(cells[:1], tmp_path)
+    check_data(cells[:1])
     with pytest.raises(ValueError, match="`train.batch_size` must be at most the 116 training examples, got 128"):
-        check_data(cells, tmp_path)
+        check_data(cells)
 
 
 def test_check_data_names_the_first_set_that_is_missing(tmp_path: Path) -> None:
     def check(data: list[str], **settings: str) -> None:
-        check_data(plan_cells(data, ["ce"], [0], settings=settings), tmp_path)
+        check_data(plan_cells(data, ["ce"], [0], out=tmp_path, settings=settings))
 
     check(["digits", "mixture"])
     with pytest.raises(FileNotFoundError, match="calibrant data fetch cifar10"):
@@ -92,15 +93,14 @@ def test_compare_finished_grid_outlives_its_data_but_not_other_ones(grid):
 
 
 def test_load_finished_of_another_recipe_names_what_differs(tmp_path: Path) -> None:
-    (cell,) = plan_cells(["digits"], ["ce"], [0])
-    folder = tmp_path / cell.name
-    folder.mkdir()
-    (folder / "recipe.toml").write_text(to_toml(cell.recipe))
-    load_finished([cell], tmp_path)
-    (other,) = plan_cells(["digits"], ["ce"], [0], settings={"train.epochs": 20})
+    (cell,) = plan_cells(["digits"], ["ce"], [0], out=tmp_path)
+    cell.folder.mkdir(parents=True)
+    (cell.folder / "recipe.toml").write_text(to_toml(cell.recipe))
+    load_finished([cell])
+    (other,) = plan_cells(["digits"], ["ce"], [0], out=tmp_path, settings={"train.epochs": 20})
     assert cell_name(other.recipe) == cell.name
     with pytest.raises(ValueError, match="`train.epochs` is 30 there and 20 here. Use another folder"):
-        load_finished([other], tmp_path)
+        load_finished([other])
 
 
 def test_check_out_takes_a_folder_beside_or_below_a_recipe_of_ones_own_but_no_run(tmp_path: Path) -> None:
@@ -147,12 +147,12 @@ def saved(file: Path, predictions: Predictions, *, sharper: float = 1.0) -> Path
 
 
 def add(*given: object, grid: tuple[Cell, ...] | None = None, runs: Path) -> list[Entry]:
-    chosen = cells() if grid is None else grid
+    chosen = [replace(cell, out=runs.parent) for cell in (cells() if grid is None else grid)]
     sets = list(dict.fromkeys(cell.data for cell in chosen))
     board = Board(chosen)
-    board.note_finished(runs)
-    finished = [*load_finished(chosen, runs).values()]
-    return load_added([str(path) for path in given], finished=finished, sets=sets, tests=check_data(chosen, runs))
+    board.note_finished()
+    finished = [*load_finished(chosen).values()]
+    return load_added([str(path) for path in given], finished=finished, sets=sets, tests=check_data(chosen))
 
 
 def called(added: list[Entry]) -> list[tuple[str, int | None]]:

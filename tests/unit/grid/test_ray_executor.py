@@ -13,7 +13,7 @@ import pytest
 from calibrant.engine.recipe import Recipe
 from calibrant.grid import executors as module
 from calibrant.grid.executors import RayExecutor, run_remotely
-from calibrant.grid.schedule import Event, Task
+from calibrant.grid.schedule import Cell, Event
 
 
 class Reference(list[Any]):
@@ -101,8 +101,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeRay]:
     return make
 
 
-def task(folder: Path) -> Task:
-    return Task("run", Recipe(), folder / "runs" / "run", None, folder / "run.log")
+def cell(folder: Path) -> Cell:
+    return Cell("run", Recipe(), folder)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_ray_executor_that_finds_no_cluster_names_our_option(fake, monkeypatch, 
         RayExecutor(address=address)
 
 
-def works(task: Task, where: Path, threads: int, steps: Any) -> Event:
+def works(cell: Cell, where: Path, threads: int, steps: Any) -> Event:
     steps.put_nowait(Event("run", "step", epochs=3.0))
     steps.put_nowait(Event("another", "step", epochs=1.0))
     return Event("run", "failed", text="why", again=False)
@@ -154,27 +154,27 @@ def test_ray_executor_tells_of_a_node_that_died_and_of_a_run_that_failed(fake, m
 
     monkeypatch.setattr(module, "run_remotely", dies)
     executor = RayExecutor()
-    executor.submit(task(tmp_path))
+    executor.submit(cell(tmp_path))
     assert executor.free() == 1
     assert executor.poll(0) == [Event("run", "failed", text="Ray: The node died.")]
     assert executor.free() == 2
 
     monkeypatch.setattr(module, "run_remotely", works)
     executor = RayExecutor()
-    executor.submit(task(tmp_path))
+    executor.submit(cell(tmp_path))
     ended = Event("run", "failed", text="why", again=False)
     assert executor.poll(0) == [Event("run", "step", epochs=3.0), ended]
     # Progress that is lost with a node loses no run.
     monkeypatch.setattr(FakeQueue, "lost", True)
-    executor.submit(task(tmp_path))
+    executor.submit(cell(tmp_path))
     assert executor.poll(0) == [ended]
-    executor.submit(task(tmp_path))
+    executor.submit(cell(tmp_path))
     executor.close()
     assert len(made.cancelled) == 1
     assert not made.down  # it was not started here
 
 
 def test_a_node_that_does_not_see_the_folder_says_so(tmp_path: Path) -> None:
-    found = run_remotely(task(tmp_path), tmp_path, 1, None)
+    found = run_remotely(cell(tmp_path), tmp_path, 1, None)
     assert (found.kind, found.again) == ("failed", False)
     assert "`out` must be a folder that every node sees" in found.text

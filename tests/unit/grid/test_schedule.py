@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from calibrant.grid.schedule import Board, Event, Stage, Task, Watch, plan_cells, run_cells
+from calibrant.grid.schedule import Board, Cell, Event, Watch, plan_cells, run_cells
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +22,7 @@ class Fake:
 
     def __init__(self, room: int, script: Callable[[str, int], Event | None] = lambda name, tries: None) -> None:
         self.room, self.script = room, script
-        self.given: list[Task] = []
+        self.given: list[Cell] = []
         self.running: list[str] = []
         self.tries: dict[str, int] = {}
         self.closed = 0
@@ -31,10 +31,10 @@ class Fake:
     def free(self) -> int:
         return self.room - len(self.running)
 
-    def submit(self, task: Task) -> None:
-        self.given.append(task)
-        self.running.append(task.name)
-        self.tries[task.name] = self.tries.get(task.name, 0) + 1
+    def submit(self, cell: Cell) -> None:
+        self.given.append(cell)
+        self.running.append(cell.name)
+        self.tries[cell.name] = self.tries.get(cell.name, 0) + 1
         self.most = max(self.most, len(self.running))
 
     def poll(self, seconds: float) -> list[Event]:
@@ -46,11 +46,11 @@ class Fake:
 
 
 def run(board: Board, executor: Fake, *, retries: int = 1, watch: Watch = lambda board, event: None) -> None:
-    run_cells(board, executor, runs=Path("runs"), logs=Path("logs"), retries=retries, watch=watch)
+    run_cells(board, executor, retries=retries, watch=watch)
 
 
 def order(executor: Fake) -> list[str]:
-    return [task.name.removeprefix("digits-convnet-") for task in executor.given]
+    return [cell.name.removeprefix("digits-convnet-") for cell in executor.given]
 
 
 def fail(name: str, again: bool = True) -> Event:
@@ -61,14 +61,13 @@ def fail(name: str, again: bool = True) -> Event:
 def test_run_cells_starts_a_scaled_run_only_after_its_base(room: int) -> None:
     board, executor = grid(), Fake(room)
     run(board, executor)
-    assert board.count(Stage.DONE) == len(board.cells) == len(executor.given)
+    assert board.count("done") == len(board.cells) == len(executor.given)
     assert executor.most <= room
     for seed in (0, 1):
         assert order(executor).index(f"ce-seed{seed}") < order(executor).index(f"ce+ts-seed{seed}")
     assert executor.closed == 1
-    scaled = next(task for task in executor.given if task.base is not None)
-    assert scaled.base == Path("runs", "digits-convnet-ce-seed0").resolve()
-    assert scaled.folder == Path("runs", "digits-convnet-ce+ts-seed0").resolve()
+    scaled = next(cell for cell in executor.given if cell.base is not None)
+    assert scaled.folder == Path("runs", "digits-convnet-ce+ts-seed0")
     assert scaled.log.read_text().startswith(f"{scaled.name}, ")
 
 
@@ -76,7 +75,7 @@ def test_run_cells_tries_again_and_goes_on() -> None:
     board = grid()
     executor = Fake(1, lambda name, tries: fail(name) if "focal-seed0" in name and tries == 1 else None)
     run(board, executor, retries=1)
-    assert board.count(Stage.DONE) == len(board.cells)
+    assert board.count("done") == len(board.cells)
     assert order(executor).count("focal-seed0") == 2
 
 
@@ -87,7 +86,7 @@ def test_run_cells_counts_no_try_that_found_no_room_beside_others(retries: int) 
 
     board, executor = grid(), Fake(1, script)
     run(board, executor, retries=retries)
-    assert board.count(Stage.DONE) == len(board.cells)
+    assert board.count("done") == len(board.cells)
     assert order(executor).count("focal-seed0") == 4
 
 
@@ -98,12 +97,12 @@ def test_run_cells_gives_up_after_its_tries_and_takes_along_what_is_made_of_it(r
     run(board, executor, retries=retries)
     assert order(executor).count("ce-seed1") == tries
     assert order(executor).count("ce+ts-seed1") == 0
-    failed = {name: state.text for name, state in board.cells.items() if state.stage is Stage.FAILED}
+    failed = {name: state.text for name, state in board.cells.items() if state.stage == "failed"}
     assert failed == {
         "digits-convnet-ce-seed1": "it broke",
         "digits-convnet-ce+ts-seed1": "digits-convnet-ce-seed1, which it is made of, failed",
     }
-    assert board.count(Stage.DONE) == 4
+    assert board.count("done") == 4
     assert board.cells["digits-convnet-ce-seed1"].log == Path("logs", "digits-convnet-ce-seed1.log")
 
 
@@ -140,11 +139,11 @@ def test_board_estimates_the_rest_from_the_pace_of_all_runs() -> None:
 
 
 def test_board_needs_no_base_that_only_finished_runs_were_made_of(tmp_path: Path) -> None:
-    base, scaled = plan_cells(["digits"], ["ce+ts"], [0])
+    base, scaled = plan_cells(["digits"], ["ce+ts"], [0], out=tmp_path)
     board = Board([base, scaled])
-    board.note_finished(tmp_path)
-    assert board.count(Stage.WAITING) == 2
-    (tmp_path / scaled.name).mkdir()
-    (tmp_path / scaled.name / "run.json").write_text('{"finished": "yes"}')
-    board.note_finished(tmp_path)
-    assert board.count(Stage.DONE) == 2
+    board.note_finished()
+    assert board.count("waiting") == 2
+    scaled.folder.mkdir(parents=True)
+    (scaled.folder / "run.json").write_text('{"finished": "yes"}')
+    board.note_finished()
+    assert board.count("done") == 2
