@@ -36,7 +36,7 @@ from calibrant.io.predictions import FORMATS
 from calibrant.metrics import METRICS
 from calibrant.metrics.measure import measure
 from calibrant.metrics.verdict import tell_effect, write_estimate, write_value
-from calibrant.report.page import Candidate, Examined, Repair, render_page, verdict_of
+from calibrant.report.page import Candidate, Examined, Repair, give_runs_verdict, give_verdict, render_page
 from calibrant.report.rows import columns_of
 
 
@@ -219,7 +219,7 @@ def write_report(
             examined = Examined(predictions, request.measure(predictions, file=file))
     with progress_bar("drawing the page", None):
         table = compare_table(entries, metrics=columns_of(entries), calibrated=True) if entries else None
-        verdict = verdict_of(examined, repaired=repaired, table=table)
+        verdict = give_verdict(examined.scores, repaired) if examined else give_runs_verdict(table.sections if table else ())
         how = {"n_resamples": request.resamples, "seed": request.seed}
         page = render_page(examined, repaired=repaired, table=table, title=title, verdict=verdict, **how)
     with atomic_writer(out) as handle:

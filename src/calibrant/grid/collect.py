@@ -31,7 +31,7 @@ from calibrant.engine.methods import METHODS, NAMED, flat_recipe, settle, split_
 from calibrant.engine.recipe import KEYS, Recipe
 from calibrant.engine.run import is_finished, load_run, read_facts, read_recipe
 from calibrant.io.files import atomic_writer
-from calibrant.io.predictions import FORMATS, load_predictions
+from calibrant.io.predictions import load_predictions
 from calibrant.metrics.levels import bin_sweep
 from calibrant.metrics.measure import measure, values_of
 from calibrant.metrics.table import is_top_label
@@ -73,8 +73,7 @@ def result_from_entry(entry: Entry) -> dict[str, Any]:
         "temperature": entry.temperature,
         "bins": bins if bins["count"] else None,
         "sweep": {key: _short(values) for key, values in vars(sweep).items() if values} if sweep is not None else None,
-        # The history of a run that was repaired afterwards is that of its base.
-        "history": None if entry.temperature is not None else _columns(entry.history),
+        "history": _columns(entry.history),
         "measured": None if entry.facts.get("stale") else MEASURED,
         "predictions": None if entry.test is None or entry.test.weights is not None else pack_predictions(entry.test),
     }
@@ -89,10 +88,9 @@ def entry_from_result(record: Mapping[str, Any], *, where: str = "record") -> En
         scores = Scores.from_dict(record["metrics"], bins=bins)
         facts = {name: record[name] for name in _FACTS if name in record}
         test = unpack_predictions(record["predictions"], scores.num_classes) if "predictions" in record else None
-        if record.get("measured") != MEASURED and test is None:
-            facts["stale"] = True
+        if test is None:
+            facts |= {"stale": True} if record.get("measured") != MEASURED else {}
         elif record.get("measured") != MEASURED:
-            assert test is not None
             now = measure(test, n_bins=scores.n_bins)
             right = {key: estimate for key, estimate in now.metrics.items() if is_top_label(key)}
             scores = replace(now, metrics={**scores.metrics, **right})
@@ -312,7 +310,8 @@ def load_run_entry(folder: str | Path) -> Entry:
     try:
         recipe, facts, test = read_recipe(path), read_facts(path), load_predictions(path / "test.npz")
         lines = (path / "history.jsonl").read_text(encoding="utf-8").splitlines()
-        history = tuple(json.loads(line) for line in lines)
+        # That of a run which was repaired afterwards (`+ts`) is of its network before.
+        history = () if facts.get("temperature") else tuple(json.loads(line) for line in lines)
     except (OSError, ValueError) as error:
         raise ValueError(
             f"{path}: must hold what a run wrote, got: {error} Put it back, or remove the folder of the run, which is then run "
@@ -442,9 +441,6 @@ def _weights(test: Predictions | ImageSet) -> torch.Tensor:
 def _load_file(file: Path, *, data: str | None) -> Entry:
     if file.suffix.lower() == ".json":
         return load_result(file)
-    if file.suffix.lower() not in FORMATS:
-        wanted = ", ".join(FORMATS)
-        raise ValueError(f"{file}: must be predictions ({wanted}) or the record of a result (.json), got neither.")
     predictions = load_predictions(file)
     if predictions.split not in (None, Split.TEST):
         raise ValueError(f"{file}: must hold predictions on test data, got those of the {predictions.split.value} split.")

@@ -127,7 +127,11 @@ def plan_cells(
         own = {key.partition(":")[2] or key: value for key, value in told if key.startswith(f"{base}:") or ":" not in key}
         changed = {"data.name": name, "seed": seed, "method.name": base, **small, **own}
         run = resolved(override(recipe or Recipe(), changed))
-        _check(run)
+        # Said here is what the engine would say once it came to this run.
+        check_recipe(run)
+        make_plan(run.method.name, run.method.options, facts_of(run))
+        if ":" not in run.backbone.name:
+            lookup(BACKBONES, run.backbone.name, kind="backbone")
         trained = Cell(cell_name(run), run, out, shown=base in methods)
         if cells.setdefault(trained.name, trained).recipe != run:
             raise ValueError(
@@ -171,14 +175,6 @@ def parse_seeds(seeds: int | str | Sequence[int]) -> list[int]:
             "A comma makes one number a list: `7,` is seed 7 alone."
         )
     return list(dict.fromkeys(found))
-
-
-def _check(recipe: Recipe) -> None:
-    """Raise with one sentence where the engine would, once it came to this run."""
-    check_recipe(recipe)
-    make_plan(recipe.method.name, recipe.method.options, facts_of(recipe))
-    if ":" not in recipe.backbone.name:
-        lookup(BACKBONES, recipe.backbone.name, kind="backbone")
 
 
 @dataclass(frozen=True)

@@ -110,10 +110,9 @@ def _lines(rows: Sequence[Row], curves_of: Callable[[Entry], Mapping[str, Curve]
 def prepare_curves(rows: Sequence[Row]) -> list[Line]:
     """Read the learning curves (`CURVES`, and the learning rate as ``lr``) of all rows that have a history.
 
-    The history of a run that was repaired afterwards (``+ts``) is that of its network before; it is left out.
+    A run that was repaired afterwards (``+ts``) has none.
     """
-    trained = [row for row in rows if not row.is_repaired]
-    return _lines(trained, lambda run: {key: run.curve(key) for key in (*CURVES, "lr")}, needs=CURVES)
+    return _lines(rows, lambda run: {key: run.curve(key) for key in (*CURVES, "lr")}, needs=CURVES)
 
 
 def prepare_robustness(rows: Sequence[Row], *, n_bins: Sequence[int] = BIN_COUNTS) -> list[Line]:
@@ -139,11 +138,10 @@ def prepare_robustness(rows: Sequence[Row], *, n_bins: Sequence[int] = BIN_COUNT
 def prepare_gamma_epochs(rows: Sequence[Row]) -> list[Line]:
     """Read the mean of gamma over the test examples, and its spread over them, of all rows that have a history of it.
 
-    Both are means over the seeds. Rows that were repaired afterwards (``+ts``) are left out, as in `prepare_curves`.
+    Both are means over the seeds.
     """
     keys = ("gamma_mean", "gamma_std")
-    trained = [row for row in rows if not row.is_repaired]
-    lines = _lines(trained, lambda run: {key: run.curve(key) for key in keys}, needs=["gamma_std"])
+    lines = _lines(rows, lambda run: {key: run.curve(key) for key in keys}, needs=["gamma_std"])
     # Both bands are drawn as one: the spread is that over examples.
     return [
         line._replace(bands={"gamma": Band(mean.x, mean.mean, std.mean)})
@@ -308,7 +306,8 @@ def draw_tradeoff(points: Sequence[TradeoffPoint], *, title: str | None = None, 
             _draw_point(ax, point)
         ax.set(xlabel="test error (%)", ylabel="test ECE (%)")
         ax.margins(0.08)
-        if all(point.error.mean > 0 for point in points):
+        errors = {point.error.mean for point in points}
+        if min(errors) > 0 and len(errors) > 1:
             log_axis(ax, "x")
         log_axis(ax, "y")
         # To the edges of the figure and beyond: what is as bad as that in one is beaten by the ends of the front.

@@ -149,7 +149,7 @@ def render_page(
         table: A table of runs to show in place of ``entries``, with what was tested and marked in it.
         above: Another table, to show before the runs.
         title: Title of the page; made from the file or the data sets by default.
-        verdict: What stands at the top, where `verdict_of` was asked for it already.
+        verdict: What stands at the top, where it is known already; see `give_verdict` and `give_runs_verdict`.
         n_resamples: Resamples behind what a calibrated model would show for each number of bins; as in `calibrant.measure`.
         seed: Their seed; as in `calibrant.measure`.
 
@@ -166,9 +166,8 @@ def render_page(
     table = plain_table(entries) if table is None and entries else table
     if examined is None and (repaired is not None or table is None):
         raise ValueError("render_page: `examined` or `entries` must be given, got neither.")
-    if verdict is None:
-        verdict = verdict_of(examined, repaired=repaired, table=table)
     sections = table.sections if table else ()
+    verdict = verdict or (give_verdict(examined.scores, repaired) if examined else give_runs_verdict(sections))
     names = [Path(examined.scores.file or "Predictions").name] if examined else [section.title for section in sections]
     view: dict[str, object] = {"verdict": verdict, "title": title or "; ".join(names), "version": __version__}
     view |= {"examined": examined, "repaired": repaired, "runs": None, "table": table, "above": above}
@@ -190,18 +189,6 @@ def render_page(
     if sections:
         view["runs"], data["runs"] = _run_charts(sections, stops)
     return _fill(view, data)
-
-
-def verdict_of(
-    examined: Examined | None = None,
-    *,
-    repaired: Repair | None = None,
-    table: Table | None = None,
-) -> Verdict:
-    """Return what stands at the top of the page of these records; see `render_page`."""
-    if examined is not None:
-        return give_verdict(examined.scores, repaired)
-    return give_runs_verdict(table.sections if table else ())
 
 
 def give_verdict(scores: Scores, repaired: Repair | None) -> Verdict:

@@ -169,11 +169,6 @@ class Row:
     style: Style = Style("0.5", "o", "-")
 
     @property
-    def data(self) -> str:
-        """Name of its data set."""
-        return self.runs[0].data
-
-    @property
     def examples(self) -> int | None:
         """Number of its test examples."""
         return self.runs[0].scores.n if self.runs else None
@@ -182,11 +177,6 @@ class Row:
     def is_foreign(self) -> bool:
         """Whether it is somebody's predictions: neither network nor length of training is known."""
         return self.model is None and self.epochs is None
-
-    @property
-    def is_repaired(self) -> bool:
-        """Whether a run was repaired afterwards (``+ts``), so that its history is that of the network before."""
-        return any(run.temperature is not None for run in self.runs)
 
     @property
     def is_stale(self) -> bool:
@@ -325,7 +315,7 @@ def comparable(first: Row, second: Row) -> bool:
     What was told to one of the two must be so for the other, too; averaging and selection may be what each method chooses where
     neither was told. Somebody's predictions may be held against everything on the same examples.
     """
-    if (first.data, first.examples) != (second.data, second.examples):
+    if (first.runs[0].data, first.examples) != (second.runs[0].data, second.examples):
         return False
     if first.is_foreign or second.is_foreign:
         return True

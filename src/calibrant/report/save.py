@@ -133,25 +133,20 @@ def figure_stem(kind: str, data: str, model: str | None) -> str:
     return "-".join([kind, *("-".join(re.sub(r"[^\w.+]+", "_", part) for part in parts if part) or "_" for parts in names)])
 
 
-def clear_figures(folder: str | Path, kinds: Iterable[str]) -> list[Path]:
+def clear_figures(folder: str | Path, kinds: Iterable[str]) -> None:
     """Remove the figures that calibrant wrote into a folder, so that none outlives the table that it belongs to.
 
-    Args:
-        folder: The folder; it need not exist, and is removed too if nothing else is in it.
-        kinds: Beginnings of file names, as in `figure_stem`.
+    A file stays unless its name begins with a kind, ends with ``.png`` or ``.pdf``, and says inside that calibrant made it.
 
-    Returns:
-        What was removed. A file stays unless its name begins with a kind, ends with ``.png`` or ``.pdf``, and says inside that
-        calibrant made it.
+    Args:
+        folder: The folder; it need not exist.
+        kinds: Beginnings of file names, as in `figure_stem`.
     """
-    place, starts = Path(folder), tuple(f"{kind}-" for kind in kinds)
-    named = [file for file in sorted(place.glob("*")) if file.name.startswith(starts) and file.suffix in _MARKS]
-    removed = [file for file in named if file.is_file() and _MARKS[file.suffix] in file.read_bytes()]
-    for file in removed:
-        file.unlink()
-    if removed and not any(place.iterdir()):
-        place.rmdir()
-    return removed
+    starts = tuple(f"{kind}-" for kind in kinds)
+    for file in sorted(Path(folder).glob("*")):
+        is_named = file.is_file() and file.name.startswith(starts) and file.suffix in _MARKS
+        if is_named and _MARKS[file.suffix] in file.read_bytes():
+            file.unlink()
 
 
 def render_figure(figure: Figure, *, kind: str) -> bytes:

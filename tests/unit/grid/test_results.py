@@ -147,9 +147,8 @@ def test_variants_of_a_run_are_rows_of_their_own_each_also_repaired(tmp_path: Pa
     assert len(group_rows(load_results(tmp_path / "results"))[0].rows) == 24
 
 
-def test_record_of_a_repaired_run_keeps_its_temperature_and_no_history() -> None:
+def test_record_of_a_repaired_run_keeps_its_temperature() -> None:
     record = result_from_entry(run(method="ce+ts", temperature=1.7))
-    assert "history" not in record
     assert entry_from_result(record).temperature == 1.7
 
 

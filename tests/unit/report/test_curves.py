@@ -71,8 +71,8 @@ def test_band_of_curves_without_a_shared_point_is_none() -> None:
     assert band_of([([], []), ([2], [0.2])]) == Band((2,), (0.2,), None)
 
 
-def test_prepare_curves_leaves_out_repaired_runs_and_those_without_history() -> None:
-    entries = [run_of("ce", curve=[0.2]), run_of("ce+ts", curve=[0.2], temperature=1.5), run_of("focal")]
+def test_prepare_curves_leaves_out_runs_without_history() -> None:
+    entries = [run_of("ce", curve=[0.2]), run_of("ce+ts", temperature=1.5), run_of("focal")]
     assert [line.label for line in prepare_curves(group_rows(entries)[0].rows)] == ["CE"]
     assert prepare_curves(group_rows(entries[1:])[0].rows) == []
 
@@ -198,7 +198,7 @@ def gamma_runs() -> list[Entry]:
         run_of("ce", curve=curve),
         run_of("flgamma-sece", seed=0, curve=curve, gamma=[1.0, 1.2, 1.6]),
         run_of("flgamma-sece", seed=1, curve=curve, gamma=[1.0, 1.4, 2.0]),
-        run_of("flgamma-sece+ts", curve=curve, gamma=[1.0, 1.4, 2.0], temperature=1.5),
+        run_of("flgamma-sece+ts", temperature=1.5),
     ]
 
 

@@ -27,7 +27,7 @@ def test_draw_all_writes_every_figure_that_the_runs_allow(tmp_path: Path) -> Non
     curve: list[float | None] = [0.3, 0.2, 0.1]
     entries = [
         run_of("ce", curve=curve),
-        run_of("ce+ts", curve=curve, temperature=1.3),
+        run_of("ce+ts", temperature=1.3),
         run_of("flgamma-sece", curve=curve, gamma=[1.0, 1.2, 1.6]),
     ]
     done = draw_all(entries, tmp_path / "new" / "figures", n_bins=(10,))

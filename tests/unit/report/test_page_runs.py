@@ -12,7 +12,7 @@ import torch
 from calibrant import Predictions, measure
 from calibrant.core.records import Entry, Estimate
 from calibrant.grid.tables import compare_table
-from calibrant.report.page import plain_table, render_page, verdict_of
+from calibrant.report.page import give_runs_verdict, plain_table, render_page
 from figure_data import run_of
 
 THEIRS: dict[str, Any] = {"preset": None, "epochs": None, "model": None}
@@ -26,7 +26,7 @@ def entry(method: str, seed: int = 0, *, error: float = 0.1, ece: float = 0.05, 
 
 
 def told(*entries: Entry) -> tuple[str, ...]:
-    return verdict_of(table=plain_table(entries)).sentences
+    return give_runs_verdict(plain_table(entries).sections).sentences
 
 
 def test_table_of_runs_gives_mean_and_deviation_or_the_interval_of_one_run() -> None:
@@ -52,7 +52,7 @@ def test_page_of_a_tested_table_has_its_columns_marks_and_notes() -> None:
 def test_verdict_names_the_lowest_ece_and_error_of_each_data_set() -> None:
     runs = [entry("ce", ece=0.09), entry("ce+ts", ece=0.03), entry("mmce", error=0.01, ece=0.3, data="mixture")]
     runs += [entry("focal", error=0.2, ece=0.1, data="mixture")]
-    assert verdict_of(table=plain_table(runs)).headline == "4 methods compared in 4 runs"
+    assert give_runs_verdict(plain_table(runs).sections).headline == "4 methods compared in 4 runs"
     first, second = told(*runs)
     assert first == (
         "digits, convnet: CE (TS) has the lowest ECE (3.00%), and the lowest error (10.0%). Too close to call: the error of CE."

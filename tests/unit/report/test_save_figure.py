@@ -87,7 +87,7 @@ def test_clear_figures_removes_its_own_alone(tmp_path: Path) -> None:
     plain_figure().savefig(folder / "curves-theirs.pdf")
     (folder / "curves-notes.txt").write_bytes(own[1].read_bytes())
     (folder / "curves-folder.png").mkdir()
-    assert clear_figures(folder, ["curves", "gamma-epochs"]) == sorted(own)
+    clear_figures(folder, ["curves", "gamma-epochs"])
     left = {"mine.png", "mine.pdf", "curves-theirs.png", "curves-theirs.pdf", "curves-notes.txt", "curves-folder.png"}
     assert {file.name for file in folder.iterdir()} == left
 
