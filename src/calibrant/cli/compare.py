@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from calibrant.calibrators.auto import calibrator_of
-from calibrant.cli.terminal import Row, Terminal, fit_table, say, says_how_to_go_on, show_heading
+from calibrant.cli.terminal import Terminal, fit_table, say, says_how_to_go_on, show_heading
 from calibrant.cli.train import merge_settings
 from calibrant.engine.recipe import load_recipe
 from calibrant.engine.run import is_finished
@@ -27,8 +25,7 @@ from calibrant.grid.schedule import Board, Cell, Event, Watch, split_names
 from calibrant.grid.tables import MARK, NOT_IN_PAPER
 from calibrant.metrics.verdict import SIGNIFICANT
 from calibrant.paper.reproduce import Reproduction, plan_reproduction, run_reproduction, write_duration, write_results_page
-from calibrant.report.rows import INFO_NAMES, Table
-from calibrant.report.rows import Row as TableRow
+from calibrant.report.rows import INFO_NAMES, Row, Table
 
 # In place of bold, where there is none.
 _BEST = "*"
@@ -80,7 +77,7 @@ def summarize(found: Comparison) -> None:
 
 
 @contextmanager
-def show_grid(console: Console | None = None) -> Iterator[Watch]:
+def show_grid(console: Terminal | None = None) -> Iterator[Watch]:
     """Yield what a grid is to be run with: it writes a line for every run that ends; a terminal shows those that go on, too.
 
     Where the block is interrupted, it says how far the grid was.
@@ -136,7 +133,7 @@ def _time_left(board: Board) -> list[str]:
     return [f"about {write_duration(left)} left"] if left else []
 
 
-def show_table(table: Table, *, console: Console) -> None:
+def show_table(table: Table, *, console: Terminal) -> None:
     """Print every section of a comparison's table, as wide as the terminal allows, and what its signs mean."""
     units = [f"{column.name} %" if column.percent else column.name for column in table.columns]
     names = ["Method", *(INFO_NAMES[name] for name in table.info), *units]
@@ -145,7 +142,7 @@ def show_table(table: Table, *, console: Console) -> None:
     best = _BEST if console.color_system is None else ""
     missing: set[str] = set()
     for section in table.sections:
-        rows: list[Row] = [_row(table, row, best=best) for row in section.rows]
+        rows = [_row(table, row, best=best) for row in section.rows]
         fitted = fit_table(names, rows, width=console.width, drop=drop)
         show_heading(console, section.title, "")
         console.print(fitted)
@@ -168,7 +165,7 @@ def _signs(table: Table, *, best: str) -> str:
     return "; ".join(legend)
 
 
-def _row(table: Table, row: TableRow, *, best: str) -> list[str | Text]:
+def _row(table: Table, row: Row, *, best: str) -> list[str | Text]:
     style = "dim" if row.kind == "paper" else ""
     found: list[str | Text] = [Text(text, style=style) for text in (row.label, *map(row.info, table.info))]
     for column in table.columns:
@@ -221,8 +218,6 @@ def _say_plan(plan: Reproduction, folder: Path) -> None:
 
 def add_results(runs: Sequence[Path], *, to: Path, repair: Sequence[str] | None, note: str | None) -> None:
     """Keep finished runs, their alternatives and repairs as records in the folder ``to``, and print their names."""
-    for name in repair or ():
-        calibrator_of(name)  # a wrong name is told before anything is measured
     found = [folder for path in runs for folder in finished_runs(path)]
     rows = [row for folder in dict.fromkeys(found) for row in load_variants(folder, repairs=repair or ())]
     say(*save_results(rows, to, note=note))

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -126,9 +125,11 @@ class Request(Options):
                     raise ValueError(f"{file}: `probs` or `logits` {rule}.")
                 yield batch
 
-    def measure(self, predictions: Predictions, *, file: str | Path) -> Scores:
-        """Measure predictions."""
-        return measure(predictions, by_class=self.by_class, slice_by=self.slice_by, file=str(file), **self.bootstrap)
+    def measure(self, path: str | Path) -> tuple[Predictions, Scores]:
+        """Read the predictions in a file and measure them."""
+        predictions, by = self.load(path), self.slice_by
+        with progress_bar(f"measuring {Path(path).name}", None):
+            return predictions, measure(predictions, by_class=self.by_class, slice_by=by, file=str(path), **self.bootstrap)
 
 
 class Measured(NamedTuple):
@@ -184,9 +185,7 @@ def measure_file(path: str | Path, request: Request, *, share: float = 0.0) -> M
     stream, random = request.stream(path), np.random.default_rng(request.seed)
     if stream is not None:
         return _measure_stream(path, *stream, request, share, random)
-    predictions = request.load(path)
-    with progress_bar(f"measuring {Path(path).name}", None):
-        scores = request.measure(predictions, file=path)
+    predictions, scores = request.measure(path)
     return Measured(scores, predictions.split, _join(_pick(predictions, share, random)))
 
 
@@ -270,7 +269,7 @@ def say_json(data: object) -> None:
     say(json.dumps(without_nan(data), indent=2, allow_nan=False))
 
 
-def show_scores(measured: Measured, *, all_classes: bool, console: Console | None = None) -> None:
+def show_scores(measured: Measured, *, all_classes: bool, console: Terminal | None = None) -> None:
     """Print everything about one file."""
     console, scores = console or Terminal(), measured.scores
     split = f" · {measured.split.value} split" if measured.split else ""
@@ -295,7 +294,7 @@ def show_comparison(
     tests: Mapping[str | None, Mapping[str, Paired] | None],
     *,
     all_classes: bool,
-    console: Console | None = None,
+    console: Terminal | None = None,
 ) -> None:
     """Print several files side by side, and the test of each against the first, by the name of its file."""
     console, paths = console or Terminal(), [Path(entry.scores.file or "predictions") for entry in measured]
@@ -312,7 +311,7 @@ def show_comparison(
 
 
 def show_side_by_side(
-    console: Console, found: Mapping[str, Scores], tests: Mapping[str, Mapping[str, Paired]], *, all_classes: bool = False
+    console: Terminal, found: Mapping[str, Scores], tests: Mapping[str, Mapping[str, Paired]], *, all_classes: bool = False
 ) -> None:
     """Print scores beside each other, what each means, the tests of some against the first, and their classes and groups."""
     console.print(comparison_table(found, width=console.width))
@@ -326,7 +325,7 @@ def show_side_by_side(
         show_parts(console, scores, scores.num_classes if all_classes else 0, of=f"{name}: ")
 
 
-def show_parts(console: Console, scores: Scores, classes: int, *, of: str = "") -> None:
+def show_parts(console: Terminal, scores: Scores, classes: int, *, of: str = "") -> None:
     """Print so many classes, the worst first, and the groups."""
     if shown := scores.classes[:classes]:
         title = "Classes" if len(shown) == scores.num_classes else "Worst classes"

@@ -48,7 +48,6 @@ def repair_file(
     With ``as_json`` one object is printed: ``method``, ``chosen``, ``learned`` (without what is large), ``before`` and
     ``after`` as in ``calibrant measure --json``, ``paired`` (after minus before) and, for several methods, ``ranking``.
     """
-    CALIBRATORS[method]  # a wrong name is told before anything is read
     check_destination(out, FORMATS)
     if calibrator is not None:
         check_destination(calibrator, (".json", ".onnx"))
@@ -214,9 +213,7 @@ def write_report(
     if file is not None and fit is not None:
         examined, repaired = _repair(fit, file, method, request)
     elif file is not None:
-        predictions = request.load(file)
-        with progress_bar(f"measuring {file.name}", None):
-            examined = Examined(predictions, request.measure(predictions, file=file))
+        examined = Examined(*request.measure(file))
     with progress_bar("drawing the page", None):
         table = compare_table(entries, metrics=columns_of(entries), calibrated=True) if entries else None
         verdict = give_verdict(examined.scores, repaired) if examined else give_runs_verdict(table.sections if table else ())

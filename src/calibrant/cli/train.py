@@ -18,7 +18,6 @@ from pathlib import Path
 import numpy as np
 import torch
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from torch import Tensor
@@ -125,7 +124,7 @@ def default_folder(recipe: Recipe) -> Path:
     return Path("runs", "-".join(words).replace("/", "-"))
 
 
-def show_epoch(console: Console, epochs: int, record: EpochRecord) -> None:
+def show_epoch(console: Terminal, epochs: int, record: EpochRecord) -> None:
     """Print the line of an epoch: validation error and ECE, loss, gamma and speed."""
     words = [f"loss {record.train_loss:.4f}"]
     if record.val_error is not None and record.val_ece is not None:

@@ -76,6 +76,7 @@ class CalibratedMixin(pl.LightningModule):
         False
     """
 
+    automatic_optimization = False
     learner: MetaLearner
     _resumed: Mapping[str, Any] | None = None
 
@@ -84,10 +85,6 @@ class CalibratedMixin(pl.LightningModule):
         steps = [base for base in cls.__mro__ if issubclass(base, pl.LightningModule) and "training_step" in vars(base)]
         if not issubclass(steps[0], CalibratedMixin):
             raise TypeError(f"{cls.__name__}: CalibratedMixin must be its first base class.")
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.automatic_optimization = False
 
     def configure_learner(self) -> MetaLearner:
         """Return the learner, made by `meta_learner`; called when training starts."""

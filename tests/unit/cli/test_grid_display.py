@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import typer
-from rich.console import Console
 
 from calibrant.cli.compare import ended_words, running_words, show_grid, show_table, summarize
+from calibrant.cli.terminal import Terminal
 from calibrant.grid.compare import Comparison
 from calibrant.grid.schedule import Board, Event, plan_cells
 from calibrant.report.rows import Cell, Column, Row, Section, Table
@@ -59,7 +59,7 @@ def test_ended_words_say_what_became_of_a_run(board: Board, name: str, words: st
 
 def test_grid_display_without_a_terminal_writes_a_line_for_every_end(board: Board) -> None:
     stream = io.StringIO()
-    with show_grid(Console(file=stream, width=200)) as watch:
+    with show_grid(Terminal(file=stream, width=200)) as watch:
         watch(board, None)
         watch(board, Event("digits-convnet-ce-seed1", "step", epochs=3.0))
         watch(board, Event("digits-convnet-focal-seed0", "failed"))
@@ -83,7 +83,7 @@ def test_summarize_says_what_failed_and_ends_with_exit_code_1(capsys: pytest.Cap
 
 def test_grid_display_on_a_terminal_shows_what_runs_and_clears_it(board: Board) -> None:
     stream = io.StringIO()
-    with show_grid(Console(file=stream, width=100, force_terminal=True, highlight=False)) as watch:
+    with show_grid(Terminal(file=stream, width=100, force_terminal=True)) as watch:
         watch(board, None)
         watch(board, Event("digits-convnet-ce-seed0", "done"))
     assert "error 4.52%, ECE 1.20%" in stream.getvalue()
@@ -100,7 +100,7 @@ def test_show_table_marks_the_best_and_says_what_signs_mean() -> None:
     )
     table = Table("table", "title", (ERROR, ECE), (Section("digits, convnet", lines),))
     stream = io.StringIO()
-    show_table(table, console=Console(file=stream, width=60))
+    show_table(table, console=Terminal(file=stream, width=60))
     said = [line.split() for line in stream.getvalue().splitlines()]
     assert ["ce", "3", "5.00", "±", "1.00", "4.00", "±", "0.12"] in said
     # Nothing is bold in a file.
@@ -108,11 +108,11 @@ def test_show_table_marks_the_best_and_says_what_signs_mean() -> None:
     assert ["paper", "–", "–", "2.00"] in said
     assert "; *: the lowest comparable; †: differs from the first row, p < 0.05" in " ".join(stream.getvalue().split())
     terminal = io.StringIO()
-    show_table(table, console=Console(file=terminal, width=60, force_terminal=True, color_system="standard"))
+    show_table(table, console=Terminal(file=terminal, width=60, force_terminal=True, color_system="standard"))
     assert "bold: the lowest" in terminal.getvalue()
     assert "*" not in terminal.getvalue()
     narrow = io.StringIO()
-    show_table(table, console=Console(file=narrow, width=36))
+    show_table(table, console=Terminal(file=narrow, width=36))
     assert not any(line.split()[:2] == ["Method", "Seeds"] for line in narrow.getvalue().splitlines())
     assert "ECE" in narrow.getvalue()
     words = "not shown for want of room, but in table.md: Seeds"
@@ -124,7 +124,7 @@ def test_show_table_of_differences_says_what_from_and_gives_zero_no_sign() -> No
     cells = [Cell(-0.03, 0.01, p_value=0.01), Cell(-0.00004, 0.001)]
     lines = tuple(Row(f"row {k}", "focal", {"ece": cell}, kind="difference", n_runs=3) for k, cell in enumerate(cells))
     stream = io.StringIO()
-    show_table(Table("table5", "title", (ECE,), (Section("", lines),), base="CE"), console=Console(file=stream, width=120))
+    show_table(Table("table5", "title", (ECE,), (Section("", lines),), base="CE"), console=Terminal(file=stream, width=120))
     said = "method minus CE, negative is better; mean ± standard deviation over seeds; †: differs from CE, p < 0.05"
     assert said in stream.getvalue()
     assert "-3.00 ± 1.00†" in stream.getvalue()
@@ -136,7 +136,7 @@ def test_watch_says_once_that_tables_are_made() -> None:
     stream = io.StringIO()
     state = made.cells["digits-convnet-ce-seed0"]
     event = Event(state.name, "done", numbers={"error": 0.05, "ece": 0.01})
-    with show_grid(Console(file=stream, width=80)) as watch:
+    with show_grid(Terminal(file=stream, width=80)) as watch:
         watch(made, None)
         # Until the first run ends there may be nothing to see for hours.
         assert stream.getvalue() == "0 of 1 runs are finished; a line for each that ends\n"

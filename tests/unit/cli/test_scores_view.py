@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from rich.console import Console
 
 from calibrant.cli.measure import (
     Measured,
@@ -21,6 +20,7 @@ from calibrant.cli.measure import (
     show_comparison,
     show_scores,
 )
+from calibrant.cli.terminal import Terminal
 from calibrant.core.records import Bins, ClassScore, Estimate, IfCalibrated, Paired, Scores, Split
 from calibrant.metrics.table import score_metrics
 
@@ -44,7 +44,7 @@ def made_scores(*, ece: float = 0.05, gap: float = 0.04, width: float = 0.01, p_
 
 def lines_of(renderable: object, *, width: int) -> list[str]:
     stream = io.StringIO()
-    Console(file=stream, width=width, highlight=False).print(renderable)
+    Terminal(file=stream, width=width).print(renderable)
     return [line.rstrip() for line in stream.getvalue().splitlines()]
 
 
@@ -121,7 +121,7 @@ def test_paired_table_judges_only_what_is_clear_and_leaves_out_intervals_first()
 
 def test_pages_have_verdicts_bins_classes_groups_and_tests() -> None:
     stream = io.StringIO()
-    console = Console(file=stream, width=100, highlight=False)
+    console = Terminal(file=stream, width=100)
     scores = made_scores()
     scores = replace(scores, slices={"day": scores}, classes=scores.classes * 3, num_classes=9)
     show_scores(Measured(scores, Split.TEST), all_classes=False, console=console)
