@@ -14,9 +14,8 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from calibrant.calibrators.base import refuse_test_split
 from calibrant.core.checks import ArrayLike, FitError, check_choice, check_positive, check_share, to_tensor
-from calibrant.core.records import Predictions, Promise, as_record
+from calibrant.core.records import Predictions, Promise, as_record, refuse_test_split
 
 __all__ = ["PredictionSets", "Promise", "SelectiveClassifier", "cheapest_action", "cost_threshold", "promise_table"]
 

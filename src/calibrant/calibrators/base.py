@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from calibrant.core.checks import ArrayLike, FitError, check_before_softmax, check_positive, to_tensor
 from calibrant.core.collect import find_logits
-from calibrant.core.records import Predictions, Split, as_predictions
+from calibrant.core.records import Predictions, as_predictions, refuse_test_split
 
 Array: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.generic]]"
 Learned: TypeAlias = "float | Tensor"
@@ -537,12 +537,6 @@ class WrappedModel(nn.Module):
 
 
 # What fits and formulas share.
-
-
-def refuse_test_split(predictions: Predictions, *, where: str) -> None:
-    """Raise if the record is marked as test data."""
-    if predictions.split is Split.TEST:
-        raise ValueError(f"{where}: the data must not be marked as test data, got split 'test'. Fit on validation data.")
 
 
 def check_same_classes(fit: Predictions, given: Predictions, *, what: str, of: str) -> None:

@@ -214,21 +214,21 @@ def bin_values(question: Question, edges: Vector) -> Vector:
     return np.asarray(np.where(mass > 0, hits / np.where(mass > 0, mass, 1.0), (ends[1:] + ends[:-1]) / 2))
 
 
-def stack_maps(found: Sequence[tuple[Vector, Vector]]) -> tuple[Tensor, Tensor]:
+def stack_maps(names: Sequence[str], found: Sequence[tuple[Vector, Vector]]) -> dict[str, Tensor]:
     """Stack maps of different lengths, each with places and values: filled up with `PAD`, once or more, and the last value."""
     longest = 1 + max(len(places) for places, _ in found)
     stacked = [
         (np.pad(p, (0, longest - len(p)), constant_values=PAD), np.pad(v, (0, longest - len(p)), "edge")) for p, v in found
     ]
-    places, values = (torch.from_numpy(np.stack(part).astype(np.float64)) for part in zip(*stacked, strict=True))
-    return places, values
+    parts = (torch.from_numpy(np.stack(part).astype(np.float64)) for part in zip(*stacked, strict=True))
+    return dict(zip(names, parts, strict=True))
 
 
 class _TableCalibrator(Calibrator):
     layer_dtype = torch.float64
 
     def _fit(self, data: FitData) -> Mapping[str, Learned]:
-        return dict(zip(self.learned, stack_maps([self._map(question) for question in questions(data)]), strict=True))
+        return stack_maps(self.learned, [self._map(question) for question in questions(data)])
 
     def _check_learned(self) -> None:
         places, values = self.learned_values().values()
@@ -289,8 +289,7 @@ class JointIsotonicCalibration(IsotonicCalibration):
         answers = torch.zeros_like(probs).scatter_(1, data.labels.unsqueeze(1), 1.0)
         weights = data.weights.unsqueeze(1).expand_as(probs)
         question = Question(*(part.reshape(-1).numpy() for part in (probs, answers, weights)))
-        knots, values = stack_maps([self._map(question)])
-        return {"knots": knots[0], "values": values[0]}
+        return {name: part[0] for name, part in stack_maps(self.learned, [self._map(question)]).items()}
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -321,8 +320,7 @@ class SplineCalibration(_TableCalibrator, formula=spline_log_probs):
 
     def _fit(self, data: FitData) -> Mapping[str, Learned]:
         question, _ = top_question(data)
-        knots, values = stack_maps([self._map(question)])
-        return {"knots": knots[0], "values": values[0]}
+        return {name: part[0] for name, part in stack_maps(self.learned, [self._map(question)]).items()}
 
     def _map(self, question: Question) -> tuple[Vector, Vector]:
         ordered, correct, weights = question
@@ -409,8 +407,7 @@ class TopLabelBinning(_TableCalibrator, formula=top_label_log_probs):
         for k in (torch.bincount(predicted) >= self.points_per_bin).nonzero().flatten().tolist():
             rows = (predicted == k).numpy()
             found[k] = self._map(Question(*(part[rows] for part in question)))
-        edges, values = stack_maps(found)
-        return {"edges": edges, "values": values}
+        return stack_maps(self.learned, found)
 
     def _map(self, question: Question) -> tuple[Vector, Vector]:
         n_bins = max(len(question.probs) // self.points_per_bin, 1)

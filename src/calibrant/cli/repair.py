@@ -22,11 +22,11 @@ from calibrant.calibrators import (
     name_of,
 )
 from calibrant.calibrators.auto import measure_repair
-from calibrant.calibrators.base import check_same_classes, refuse_test_split
+from calibrant.calibrators.base import check_same_classes
 from calibrant.cli.measure import Request, predictions_in, say_json, show_parts, show_side_by_side
 from calibrant.cli.terminal import Row, Terminal, check_destination, fit_table, progress_bar, say, show_heading, show_prose
 from calibrant.core.checks import FitError
-from calibrant.core.records import Entry, Estimate, Predictions
+from calibrant.core.records import Entry, Estimate, Predictions, refuse_test_split
 from calibrant.decisions import promise_table
 from calibrant.grid.collect import catalogue_order, check_same_labels, load_entries, once
 from calibrant.grid.tables import compare_table

@@ -72,11 +72,11 @@ def check_count(value: int, *, where: str, name: str, least: int = 1, most: floa
         raise ValueError(f"{where}: `{name}` must be a whole number {rule}, got {value!r}.")
 
 
-def check_positive(value: float, *, where: str, name: str) -> None:
-    """Raise unless ``value`` is a finite number above zero."""
+def check_positive(value: float, *, where: str, name: str, zero: bool = False) -> None:
+    """Raise unless ``value`` is a finite number above zero, or ``zero`` if that is allowed."""
     # Plain comparisons, so that torch.compile can trace a loss through this check; NaN fails both.
-    if not (isinstance(value, (int, float, np.number)) and 0 < value < float("inf")):
-        raise ValueError(f"{where}: `{name}` must be a finite number > 0, got {value!r}.")
+    if not (isinstance(value, (int, float, np.number)) and 0 <= value < float("inf")) or (value == 0 and not zero):
+        raise ValueError(f"{where}: `{name}` must be a finite number {'>=' if zero else '>'} 0, got {value!r}.")
 
 
 def check_share(value: float, *, where: str, name: str, zero: bool = True) -> None:

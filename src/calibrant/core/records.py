@@ -327,6 +327,12 @@ def both_classes(score: Tensor, kind: str) -> Tensor:
     return torch.stack([1 - score if kind == "probs" else torch.zeros_like(score), score], 1)
 
 
+def refuse_test_split(predictions: Predictions, *, where: str) -> None:
+    """Raise if the record is marked as test data."""
+    if predictions.split is Split.TEST:
+        raise ValueError(f"{where}: the data must not be marked as test data, got split 'test'. Fit on validation data.")
+
+
 def as_predictions(
     probs: ArrayLike | Predictions | None,
     labels: ArrayLike | None = None,

@@ -311,11 +311,16 @@ def _keywords(made: Callable[..., object]) -> list[inspect.Parameter]:
 # What the functions of objectives share: checks, and probabilities that are differentiable at any logits.
 
 
-def checked(logits: Tensor, labels: Tensor, *, where: str, soft_targets: bool = False, **positive: float) -> Tensor:
-    """Check the arguments of an objective, ``positive`` ones among them, and return the logits in a precision to compute in."""
+def checked(
+    logits: Tensor, labels: Tensor, *, where: str, soft_targets: bool = False, zero: bool = False, **positive: float
+) -> Tensor:
+    """Check the arguments of an objective, and return the logits in a precision to compute in.
+
+    Options that are named must be ``positive``, or may be ``zero``.
+    """
     check_logits(logits, labels, where=where, soft_targets=soft_targets)
     for name, value in positive.items():
-        check_positive(value, where=where, name=name)
+        check_positive(value, where=where, name=name, zero=zero)
     return widen(logits)
 
 

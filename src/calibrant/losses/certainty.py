@@ -207,8 +207,7 @@ def mbls_penalty(logits: Tensor, labels: Tensor, *, margin: float = 10.0) -> Ten
         Liu et al., "The devil is in the margin: margin-based label smoothing for network calibration", CVPR 2022. Code:
         by-liu/MbLS, calibrate/losses/logit_margin_l1.py.
     """
-    scores = checked(logits, labels, where="mbls_penalty")
-    _check_not_negative("mbls_penalty", margin=margin)
+    scores = checked(logits, labels, where="mbls_penalty", zero=True, margin=margin)
     return torch.relu(scores.amax(1, keepdim=True) - margin - scores).mean()
 
 
@@ -243,8 +242,8 @@ def acls_penalty(
         Park et al., "ACLS: adaptive and conditional label smoothing for network calibration", ICCV 2023. Code:
         cvlab-yonsei/ACLS, calibrate/losses/acls.py.
     """
-    scores = checked(logits, labels, where="acls_penalty")
-    _check_not_negative("acls_penalty", margin=margin, top_weight=top_weight, rest_weight=rest_weight)
+    where = "acls_penalty"
+    scores = checked(logits, labels, where=where, zero=True, margin=margin, top_weight=top_weight, rest_weight=rest_weight)
     batch, num_classes = scores.shape
     largest = scores.amax(1, keepdim=True)
     # Ties with the largest are at distance 0 and so drop out of the second sum by themselves; in the first they count.
@@ -282,8 +281,7 @@ def cpc_penalty(logits: Tensor, labels: Tensor, *, bdc_weight: float = 0.1, bec_
         Cheng and Vasconcelos, "Calibrating deep neural networks by pairwise constraints", CVPR 2022. A port is in
         by-liu/CALS, calibrate/losses/cpc_loss.py.
     """
-    scores = checked(logits, labels, where="cpc_penalty")
-    _check_not_negative("cpc_penalty", bdc_weight=bdc_weight, bec_weight=bec_weight)
+    scores = checked(logits, labels, where="cpc_penalty", zero=True, bdc_weight=bdc_weight, bec_weight=bec_weight)
     batch, num_classes = scores.shape
     true = scores.gather(1, labels.long().unsqueeze(1))
     # The true class against itself is ln 2, without gradient.
@@ -293,12 +291,6 @@ def cpc_penalty(logits: Tensor, labels: Tensor, *, bdc_weight: float = 0.1, bec_
 
 class CPC(Penalty, function=cpc_penalty):
     """`cpc_penalty` as a module."""
-
-
-def _check_not_negative(where: str, **values: float) -> None:
-    for name, value in values.items():
-        if not value >= 0:
-            raise ValueError(f"{where}: `{name}` must be a number >= 0, got {value!r}.")
 
 
 def _exclusion(scores: Tensor, labels: Tensor) -> Tensor:

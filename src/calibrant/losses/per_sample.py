@@ -12,7 +12,7 @@ from torch import Tensor
 
 from calibrant.core.binning import equal_mass_bins, top_label
 from calibrant.core.checks import ArrayLike, check_count, check_positive, check_share, range_if_free
-from calibrant.core.records import Bins, Predictions, Split, as_predictions
+from calibrant.core.records import Bins, Predictions, Split, as_predictions, refuse_test_split
 from calibrant.losses.base import Loss, Objective, WeightedSum, checked, log_sum_others, minus_log_p, true_class_log_odds, widen
 
 Gamma: TypeAlias = "float | Tensor"
@@ -109,8 +109,7 @@ def mixup_inputs(
         >>> lam, labels_b
         (tensor(0.4963), tensor([1, 0]))
     """
-    if not 0 <= alpha < math.inf:
-        raise ValueError(f"mixup_inputs: `alpha` must be a finite number >= 0, got {alpha!r}.")
+    check_positive(alpha, where="mixup_inputs", name="alpha", zero=True)
     # torch's own Beta sampler takes no generator, so the quantile function is applied to a uniform draw.
     from scipy.special import betaincinv
 
@@ -560,8 +559,7 @@ class AdaFocalLoss(Loss, function=adafocal_loss):
         where = "AdaFocalLoss.update"
         ignored = None if isinstance(probs, Predictions) else self.ignore_index
         given = as_predictions(probs, labels, where=where, ignore_index=ignored)
-        if given.split is Split.TEST:
-            raise ValueError(f"{where}: predictions must not be of the test split, got split=test. Pass validation data.")
+        refuse_test_split(given, where=where)
         bins = equal_mass_bins(top_label(given.probs, given.labels, where=where, weights=given.weights), n_bins=self.n_bins)
         rule = {"rate": self.rate, "switch": self.switch, "gamma_min": self.gamma_min, "gamma_max": self.gamma_max}
         # In place, so that a captured step reads the new values.

@@ -316,7 +316,7 @@ def test_adafocal_module_turns_to_inverse_focal_when_under_confident() -> None:
 def test_adafocal_module_update_refuses_test_data_and_missing_labels() -> None:
     loss = AdaFocalLoss()
     test = Predictions(probs=[[0.9, 0.1]], labels=[0], split="test")
-    with pytest.raises(ValueError, match="must not be of the test split"):
+    with pytest.raises(ValueError, match="must not be marked as test data"):
         loss.update(test)
     with pytest.raises(ValueError, match="`labels` must be given"):
         loss.update([[0.9, 0.1]])
