@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from calibrant.core.checks import check_choice, check_count, check_positive
+from calibrant.core.checks import check_choice
 from calibrant.core.records import Predictions, Split
 from calibrant.core.registry import lookup
 from calibrant.data.image_set import DataSet, DataSource, ImageSet, Shape, check_images
@@ -52,11 +52,6 @@ def synthetic_predictions(
         >>> len(predictions), predictions.num_classes, truth
         (1000, 10, 0.0)
     """
-    where = "synthetic_predictions"
-    check_count(n, where=where, name="n")
-    check_count(num_classes, where=where, name="num_classes", least=2)
-    check_positive(temperature, where=where, name="temperature")
-    check_positive(hardness, where=where, name="hardness")
     generator = torch.Generator().manual_seed(seed)
     true_logits = torch.randn(n, num_classes, generator=generator, dtype=torch.float64) / hardness
     favoured = torch.randint(num_classes, (n, 1), generator=generator)

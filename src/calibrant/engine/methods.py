@@ -1,43 +1,416 @@
-"""The catalogue: every training method by name, one record each, and what a recipe leaves to its method.
+"""Training methods: the plans that they train with, the catalogue of them by name, and what a recipe leaves to its method.
 
-A method's hyper-parameters are the keyword arguments of the function that builds its plan; their defaults stand nowhere else.
+A plan is made from the facts of a run and says what a step minimises; it has every hook, and most do nothing. A method's
+hyper-parameters are the keyword arguments of the function that builds its plan; their defaults stand nowhere else.
 """
 
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
-from typing import Any, Literal, TypeAlias, get_type_hints
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_type_hints
 
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from calibrant import losses
+from calibrant.core.checks import check_count, check_positive
 from calibrant.core.registry import Registry, lookup
-from calibrant.engine.objective import Facts, LossPlan, MetaPlan, MetaSchedule, MixupPlan
+from calibrant.engine.batches import Batch, MetaBatches, at_once
 from calibrant.engine.recipe import KEYS, NEUTRAL, Recipe, override, read_value, value_of
-from calibrant.losses import (
-    ACLS,
-    CPC,
-    CRL,
-    DCA,
-    MDCA,
-    SBECE,
-    AdaFocalLoss,
-    AvUC,
-    BrierLoss,
-    ConfidencePenalty,
-    ConfidencePruner,
-    CrossEntropyLoss,
-    DualFocalLoss,
-    FLSDLoss,
-    FocalLoss,
-    HuberDCA,
-    MbLS,
-    SoftAvUC,
-    WeightedMMCE,
-)
-from calibrant.meta.step import PRESETS, MetaSettings, make_objective, settings_of
+from calibrant.engine.setup import average_memory, drops, learning_rate
+from calibrant.meta.learner import MetaLearner
+from calibrant.meta.network import find_head, gathering_norms, meta_mode
+from calibrant.meta.regularizers import Regularizer
+from calibrant.meta.step import PRESETS, HeldOut, MetaObjective, MetaSettings, make_objective, settings_of
 
-__all__ = ["METHODS", "Facts", "LossPlan", "Method", "MetaPlan", "make_plan", "resolved", "split_name"]
+if TYPE_CHECKING:
+    from calibrant.engine.train import Assembly
+
+MetaSchedule: TypeAlias = Literal["constant", "slowing"]
+# Examples of a meta batch, and of a bank: comparing all pairs of 5,120 confidences takes 100 MB.
+_BATCH, _BANK = 1024, 5120
+# A bank is renewed in this part of the steps that averaged weights remember. In a short run on little data, where it took
+# five times as many, features moved by their own size meanwhile and the hypergradient turned round.
+_RENEWAL = 1 / 6
+
+
+class Facts(NamedTuple):
+    """What a method may need to know of a run: training examples, how losses are reduced, the preset."""
+
+    num_train: int
+    reduction: Literal["sum", "mean"]
+    preset: Literal["default", "paper"] = "default"
+
+
+class LossPlan:
+    """Train with a loss: what a step minimises, with the calls before and after a step.
+
+    The loss and what it remembers see the batch of all processes.
+
+    Args:
+        loss: The loss; `train.reduction` says how it is reduced.
+        pruner: Drops training examples between epochs, or None.
+
+    Attributes:
+        watched: Whether meta batches go through averaged weights, where there are any.
+        compilable: Whether the network may be compiled.
+        has_meta: Whether some steps also move hyper-parameters; `loss` is then this process's part of a sum, else the whole.
+        every: Steps from one of those to the next.
+        gamma: Features → the gamma of every sample, for methods that have one.
+        learning: How hyper-parameters are learned, as plain data; empty where none are.
+    """
+
+    watched = False
+    compilable = True
+    has_meta = False
+    every = 1
+    gamma: Callable[[Tensor], Tensor] | None = None
+    learning: Mapping[str, object] = MappingProxyType({})
+
+    def __init__(self, loss: nn.Module, *, pruner: losses.ConfidencePruner | None = None) -> None:
+        self.module, self.pruner = loss, pruner
+        self._members = [member for member in loss.modules() if isinstance(member, losses.Objective)]
+        self._indexed = any("indices" in member.inputs for member in self._members)
+        self._epoch = 0
+
+    def start(self, run: Assembly) -> None:
+        """Take part in a run, whose network, optimizer, averages and batches are there."""
+        self.group = run.hardware.group
+        for part in self.module.modules():
+            if getattr(part, "reduction", None) is not None:
+                setattr(part, "reduction", run.recipe.train.reduction)  # noqa: B010
+        for module in (self.module, self.pruner):
+            if module is not None:
+                module.to(run.hardware.device)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Draw the epoch's randomness, and tell the loss which epoch begins."""
+        self._epoch = epoch
+        for member in self._members:
+            member.set_epoch(epoch)
+
+    def learns_from_val(self) -> bool:
+        """Whether `end_epoch` of the epoch that was begun learns from validation logits."""
+        return any(member.needs_validation(self._epoch) for member in self._members)
+
+    def end_epoch(self, logits: Tensor | None, labels: Tensor) -> None:
+        """Count an epoch, and learn from validation logits; None where nothing asks for them."""
+        for member in self._members:
+            if member.needs_validation(self._epoch):
+                assert logits is not None
+                member.observe_validation(logits, labels)
+        if self.pruner is not None:
+            self.pruner.end_epoch()
+
+    def kept(self) -> Tensor | None:
+        """Training examples still in use; None for all."""
+        return None if self.pruner is None else self.pruner.kept_indices()
+
+    def inputs(self, batch: Batch) -> Tensor:
+        """Images that enter the network."""
+        return batch.images
+
+    def feed(self) -> None:
+        """Bring the next meta batch to the device, where there is one that does not lie there."""
+
+    def loss(self, batch: Batch, features: Tensor, logits: Tensor, *, with_meta: bool = False) -> Tensor:
+        """Reduced training loss ``[]``; its gradient, summed over the processes, is that of the global batch.
+
+        ``with_meta`` also moves the hyper-parameters by one step on held-out data.
+        """
+        logits, labels, examples = self.group.gather(logits), self.group.gather(batch.labels), self.group.gather(batch.examples)
+        value: Tensor = self.module(logits, labels, **({"indices": examples} if self._indexed else {}))
+        for member in self._members:
+            member.observe_batch(logits.detach(), labels, indices=examples)
+        if self.pruner is not None:
+            self.pruner.update(logits.detach(), indices=examples)
+        return value
+
+    def state(self) -> dict[str, Tensor]:
+        """Every tensor that a step or an epoch changes, by name."""
+        kept = {f"loss.{name}": value for name, value in self.module.named_buffers()}
+        if self.pruner is not None:
+            kept |= {f"pruner.{name}": value for name, value in self.pruner.named_buffers()}
+        return kept
+
+
+class MixupPlan(LossPlan):
+    """Minimise a loss on convex combinations of pairs of examples, one mixing weight a batch.
+
+    An example may be mixed with one of another process. ``alpha`` is that of the weight's Beta distribution; 0 mixes nothing.
+    """
+
+    def __init__(self, loss: nn.Module, *, alpha: float) -> None:
+        super().__init__(loss)
+        if not 0 <= alpha < math.inf:
+            raise ValueError(f"train: `method.options.alpha` must be a finite number >= 0, got {alpha!r}.")
+        self.alpha = alpha
+
+    def start(self, run: Assembly) -> None:
+        """Make room for the weights and pairs of an epoch."""
+        super().start(run)
+        self.seed, steps, size = run.batches.seed, run.batches.steps_per_epoch, run.batches.batch_size
+        self._weight = torch.ones(steps, device=run.hardware.device)
+        self._pairs = torch.zeros(steps, size, dtype=torch.int64, device=run.hardware.device)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Draw the epoch's mixing weights and pairings from ``(seed, epoch)``."""
+        super().begin_epoch(epoch)
+        draw = np.random.default_rng((self.seed, epoch, 7))
+        steps, size = self._pairs.shape
+        if self.alpha > 0:
+            self._weight.copy_(torch.from_numpy(draw.beta(self.alpha, self.alpha, steps)))
+        self._pairs.copy_(torch.from_numpy(draw.random((steps, size)).argsort(1)))
+
+    def inputs(self, batch: Batch) -> Tensor:
+        """Return the mixed images."""
+        weight, pairs = self._of(batch)
+        own = pairs.chunk(self.group.world_size)[self.group.rank]
+        return weight * batch.images + (1 - weight) * self.group.gather(batch.images)[own]
+
+    def loss(self, batch: Batch, features: Tensor, logits: Tensor, *, with_meta: bool = False) -> Tensor:
+        """Return the mixture of the losses against both labels."""
+        weight, pairs = self._of(batch)
+        logits, labels = self.group.gather(logits), self.group.gather(batch.labels)
+        first, second = self.module(logits, labels), self.module(logits, labels[pairs])
+        value: Tensor = weight * first + (1 - weight) * second
+        return value
+
+    def _of(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        row = batch.step.view(1)
+        return self._weight.index_select(0, row).squeeze(0), self._pairs.index_select(0, row).squeeze(0)
+
+
+class MetaPlan(LossPlan):
+    """Minimise a regularizer's loss, and move its hyper-parameters so that the next step lowers a held-out objective.
+
+    Args:
+        regularizer: The loss.
+        objective: What is minimised on the meta batches.
+        settings: How the hyper-parameters are stepped.
+        meta_batch_size: Held-out examples drawn anew for every meta step; None for a bank of the features of up to 5,120 where
+            averaged weights predict, 1,024 elsewhere.
+        refresh: Examples of the bank that a meta step passes through the averaged weights, the oldest first; None for as many
+            as keep the others recent.
+        meta_schedule: Learning rate of the hyper-parameters over the epochs: "constant", or "slowing" by the root of the
+            network's own where that is below a tenth of the first.
+        pace: How far a meta step moves what the hyper-parameters control, where their learning rate is not given; None for
+            the regularizer's own, less in a long run and up to four times that in a short one.
+
+    Attributes:
+        learner: What moves the hyper-parameters.
+        network: What meta batches go through, and whose classifier takes the look-ahead step: the network that is trained, or
+            a copy with its averaged weights where those will make the predictions.
+        learns_every: ``network`` learns BatchNorm's statistics from one in this many training images of a meta step; 0 where it
+            has them already.
+    """
+
+    has_meta = True
+
+    def __init__(
+        self,
+        regularizer: Regularizer,
+        objective: MetaObjective,
+        settings: MetaSettings,
+        *,
+        meta_batch_size: int | None = None,
+        refresh: int | None = None,
+        meta_schedule: MetaSchedule = "constant",
+        pace: float | None = None,
+    ) -> None:
+        super().__init__(nn.Module())
+        for name, size in (("meta_batch_size", meta_batch_size), ("refresh", refresh)):
+            if size is not None:
+                check_count(size, where="train", name=f"method.options.{name}")
+        if pace is not None:
+            check_positive(pace, where="train", name="method.options.pace")
+        self.regularizer, self.objective, self.settings = regularizer, objective, settings
+        self.meta_batch_size, self.refresh, self.meta_schedule, self.pace = meta_batch_size, refresh, meta_schedule, pace
+        # A gradient that leaks needs the network itself; a full look-ahead differentiates it twice, which compiled code cannot.
+        self.watched, self.compilable = not settings.leak_meta_grad, settings.lookahead == "head"
+        self.every = settings.every
+
+    def start(self, run: Assembly) -> None:
+        """Make the learner and the held-out batches."""
+        super().start(run)
+        recipe, settings = run.recipe, self.settings
+        self.recipe, self.hardware, self.head = recipe, run.hardware, find_head(run.model)[1]
+        self._memory = average_memory(recipe.train, run.steps)
+        self.network, self.learns_every = run.model, 0
+        shown = run.averages.get("watch") or run.averages.get("average")
+        averaged: dict[str, Any] = {}
+        if shown is not None and self.watched:
+            self.network = shown.network(run.model)
+            averaged = {"average": self.network, "average_share": lambda: 1 - shown.kept()}
+            # The short average learns BatchNorm's statistics from what passes through it; others have them averaged.
+            if "watch" in run.averages and settings.meta_bn == "frozen":
+                self.learns_every = self._learn_statistics()
+        self.forward = run.compiled(self.network)
+        self.learner = MetaLearner(
+            run.model,
+            run.optimizer,
+            regularizer=self.regularizer,
+            objective=self.objective,
+            amp=torch.bfloat16 if run.hardware.precision == "bf16" else None,
+            process_group=self.group.processes,
+            monitor_every=0,
+            generator=torch.Generator().manual_seed(recipe.seed),
+            **averaged,
+            **vars(settings) | {"reduction": recipe.train.reduction},
+        )
+        self.hyper = self.learner.hyper
+        if settings.meta_lr is None:
+            pace = self.pace or self.regularizer.pace * speed_up(self._memory, self.every)
+            self.learner.meta_lr = pace / float(self.regularizer.speed(self.hyper))
+        self._first_rate = self.learner.meta_lr
+        # Features of a network that is not averaged age too fast to keep.
+        banked = self.meta_batch_size is None and bool(averaged) and settings.meta_bn == "frozen" and not self.learner.full
+        self.batches, self.bank = self._held_out_data(run, banked=banked)
+        self.gamma = self._gamma if hasattr(self.regularizer, "gamma") else None
+        self.learning = self._learning()
+
+    def _learning(self) -> dict[str, object]:
+        """What the recipe says of it, its preset and its length."""
+        settings = {name: value for name, value in asdict(self.settings).items() if name not in ("reduction", "clip")}
+        return settings | {
+            "betas": list(self.settings.betas),
+            "meta_lr": self._first_rate,
+            "meta_schedule": self.meta_schedule,
+            "meta_batch_size": self.batches.batch_size if self.bank is None else self.batches.examples,
+            "refresh": None if self.bank is None else self.batches.batch_size,
+        }
+
+    def _held_out_data(self, run: Assembly, *, banked: bool) -> tuple[MetaBatches, HeldOut | None]:
+        """Return the held-out batches of a run and, if each refreshes a part of a bank, the empty bank."""
+        data, processes = run.data.val if run.data.meta is None else run.data.meta, self.group.world_size
+        size = self.meta_batch_size or _BATCH
+        if banked:
+            kept = min(_BANK, len(data))
+            recent = math.ceil(kept * self.every / (_RENEWAL * self._memory))
+            size = min(self.refresh or recent, kept)
+            size = max(size - size % processes, processes)
+            data = data.pick(torch.arange(kept - kept % size))
+        batches = MetaBatches(
+            data,
+            run.hardware,
+            batch_size=size,
+            steps_per_epoch=-(-run.batches.steps_per_epoch // self.every),
+            seed=self.recipe.seed,
+            resident=run.batches.resident,
+            in_order=banked,
+        )
+        if not banked:
+            return batches, None
+        # Every process keeps the whole bank, so that any number of them can go on with a run.
+        labels = torch.zeros(kept, dtype=torch.int64, device=self.head.weight.device)
+        return batches, HeldOut(self.head.weight.new_zeros(kept, self.head.in_features), labels)
+
+    def _learn_statistics(self) -> int:
+        """Let BatchNorm learn from a batch of training images every fourth step, or from as much less of one oftener.
+
+        Several processes take the same images as one does: evenly spaced in the batch.
+        """
+        norms, apart = gathering_norms(self.network), max(1, 4 // self.every)
+        for norm in norms:
+            # Statistics that remember longer than the weights would belong to others.
+            usual = (0.1 if norm.momentum is None else norm.momentum) / apart
+            norm.momentum = min(1.0, max(usual, self.every / self._memory))
+        return apart if norms else 0
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Draw the epoch's meta batches and set the learning rate of the hyper-parameters."""
+        optim, epochs = self.recipe.optim, self.recipe.train.epochs
+        if self.meta_schedule == "slowing":
+            # Averaged weights follow gamma within their memory down to a tenth of the first rate; below it the network slows.
+            slower = math.sqrt(10 * learning_rate(optim, epoch, epochs=epochs) / optim.lr)
+            self.learner.meta_lr = self._first_rate * min(1.0, slower)
+        self.batches.begin_epoch(epoch)
+        if self.bank is not None and (epoch == 0 or drops(optim, epoch, epochs=epochs)):
+            for batch in self.batches.once():
+                self._bring(batch)
+
+    def feed(self) -> None:
+        """Bring the next meta batch to the device, where its images do not lie there."""
+        self.batches.feed()
+
+    def inputs(self, batch: Batch) -> Tensor:
+        """Images that enter the network."""
+        self.learner.remember_randomness()
+        return batch.images
+
+    def _bring(self, meta: Batch) -> HeldOut:
+        """Features of a batch or, with a bank, of this process's part of the bank after the batch has taken its place there."""
+        fresh = HeldOut(self.features(meta.images), meta.labels)
+        if self.bank is None:
+            return fresh
+        places = self.group.gather(meta.examples)
+        for kept, values in zip(self.bank, fresh, strict=True):
+            kept.index_copy_(0, places, self.group.gather(values))
+        size, processes = self.batches.examples, self.group.world_size
+        return HeldOut(*(kept[:size].chunk(processes)[self.group.rank] for kept in self.bank))
+
+    @torch.no_grad()
+    def follow(self, images: Tensor) -> None:
+        """Let BatchNorm's statistics of the watched network follow its weights."""
+        with meta_mode(self.network, "follow"), self.hardware.autocast():
+            self.forward(images)
+
+    def features(self, images: Tensor) -> Tensor:
+        """Features of meta images ``[B, D]``; in pieces where the network treats each image by itself."""
+        meta_bn, leaks = self.settings.meta_bn, self.settings.leak_meta_grad
+        alone = meta_bn == "frozen" and not leaks
+        pieces = images.split(at_once(images[0], images.device)) if alone else (images,)
+        with torch.set_grad_enabled(leaks), meta_mode(self.network, meta_bn), self.hardware.autocast():
+            seen = torch.cat([self.forward(piece)[0] for piece in pieces])
+        return seen.to(self.head.weight.dtype)
+
+    def loss(self, batch: Batch, features: Tensor, logits: Tensor, *, with_meta: bool = False) -> Tensor:
+        """Return the regularizer's loss ``[]`` with the hyper-parameters as constants, summed over one's own samples.
+
+        Samples are not gathered first: what a regularizer reads of the head would then be counted once a process. After a meta
+        update that leaks, the gradient of what is returned has the leaked one in it, though the value has not.
+        """
+        if with_meta:
+            total, _ = self.learner.update_and_loss(features, logits, batch.labels, **self._held_out(batch))
+        else:
+            total = self.learner.loss(features, logits, batch.labels)
+        return total if self.recipe.train.reduction == "sum" else total / self.group.world_size
+
+    def _held_out(self, batch: Batch) -> dict[str, Tensor]:
+        """Return what the learner's meta update reads beside the training batch's logits."""
+        meta = self.batches.next()
+        if self.learns_every:
+            self.follow(batch.images[:: self.learns_every])
+        if self.learner.full:
+            return {"x": batch.images, "x_meta": meta.images, "y_meta": meta.labels}
+        seen = self._bring(meta)
+        return {"held_out": seen.features, "y_meta": seen.labels}
+
+    def state(self) -> dict[str, Tensor]:
+        """Return hyper-parameters, their optimizer's state and the meta cursor, by name."""
+        batches = {f"batches.{name}": value for name, value in self.batches.state().items()}
+        bank = {} if self.bank is None else {f"bank.{name}": value for name, value in self.bank._asdict().items()}
+        return self.learner.tensors() | batches | bank
+
+    def _gamma(self, features: Tensor) -> Tensor:
+        rule: Callable[[Mapping[str, Tensor], Tensor], Tensor] = self.regularizer.gamma  # type: ignore[attr-defined]
+        return rule(self.hyper, features).detach()
+
+
+def speed_up(memory: float, every: int) -> float:
+    """How far a meta step moves the hyper-parameters, as a multiple of the usual, if averaged weights remember so many steps.
+
+    Averaged weights show what gamma did only after about that many steps, and what moves far before that swings:
+    gamma may move by about 0.6 in that time. In a short run it must still be able to cross its range.
+    """
+    return every * min(1.0, 24 / memory)
+
 
 # How figures draw a method: colour of the palette, marker, and line ("-", "--", "-." or "-..").
 Look: TypeAlias = tuple[str, str, str]
@@ -142,59 +515,59 @@ def _alone(loss: Callable[..., Any]) -> Callable[..., LossPlan]:
 
 def _with_ce(penalty: Callable[[], Any], weight: float) -> Callable[..., LossPlan]:
     def build(facts: Facts, *, weight: float = weight) -> LossPlan:
-        return LossPlan(CrossEntropyLoss() + weight * penalty())
+        return LossPlan(losses.CrossEntropyLoss() + weight * penalty())
 
     return build
 
 
 def _with_focal(penalty: Callable[[], Any]) -> Callable[..., LossPlan]:
     def build(facts: Facts, *, gamma: float = 1.0, weight: float = 1.0) -> LossPlan:
-        return LossPlan(FocalLoss(gamma=gamma) + weight * penalty())
+        return LossPlan(losses.FocalLoss(gamma=gamma) + weight * penalty())
 
     return build
 
 
 def _smoothed(share: float) -> Callable[..., LossPlan]:
     def build(facts: Facts, *, label_smoothing: float = share) -> LossPlan:
-        return LossPlan(CrossEntropyLoss(label_smoothing=label_smoothing))
+        return LossPlan(losses.CrossEntropyLoss(label_smoothing=label_smoothing))
 
     return build
 
 
 def _focal(facts: Facts, *, gamma: float = 1.0) -> LossPlan:
     # The paper's "Focal" has gamma 1.
-    return LossPlan(FocalLoss(gamma=gamma))
+    return LossPlan(losses.FocalLoss(gamma=gamma))
 
 
 def _mixup(facts: Facts, *, alpha: float = 1.0) -> LossPlan:
-    return MixupPlan(CrossEntropyLoss(), alpha=alpha)
+    return MixupPlan(losses.CrossEntropyLoss(), alpha=alpha)
 
 
 def _mmce(facts: Facts, *, weight: float = 2.0, normalization: Literal["official", "paper"] = "official") -> LossPlan:
     # Weight and normalisation of the code that the paper's row was made with.
-    return LossPlan(CrossEntropyLoss() + weight * WeightedMMCE(normalization=normalization))
+    return LossPlan(losses.CrossEntropyLoss() + weight * losses.WeightedMMCE(normalization=normalization))
 
 
 def _dual_focal(facts: Facts, *, gamma: float = 5.0) -> LossPlan:
-    return LossPlan(DualFocalLoss(gamma=gamma))
+    return LossPlan(losses.DualFocalLoss(gamma=gamma))
 
 
 def _mbls(facts: Facts, *, weight: float = 0.1, margin: float = 10.0) -> LossPlan:
-    return LossPlan(CrossEntropyLoss() + weight * MbLS(margin=margin))
+    return LossPlan(losses.CrossEntropyLoss() + weight * losses.MbLS(margin=margin))
 
 
 def _avuc(facts: Facts, *, beta: float = 3.0) -> LossPlan:
-    return LossPlan(CrossEntropyLoss() + AvUC(beta=beta))
+    return LossPlan(losses.CrossEntropyLoss() + losses.AvUC(beta=beta))
 
 
 def _patra(facts: Facts, *, gamma: float = 1.0, weight: float = 200.0, fraction: float = 0.1, every: int = 20) -> LossPlan:
     # No value is published; at 200 the Huber penalty's slope, at most 0.005, is that of DCA with weight 1.
-    pruner = ConfidencePruner(num_samples=facts.num_train, fraction=fraction, every=every)
-    return LossPlan(FocalLoss(gamma=gamma) + weight * HuberDCA(), pruner=pruner)
+    pruner = losses.ConfidencePruner(num_samples=facts.num_train, fraction=fraction, every=every)
+    return LossPlan(losses.FocalLoss(gamma=gamma) + weight * losses.HuberDCA(), pruner=pruner)
 
 
 def _crl(facts: Facts, *, weight: float = 1.0) -> LossPlan:
-    return LossPlan(CrossEntropyLoss() + weight * CRL(num_samples=facts.num_train))
+    return LossPlan(losses.CrossEntropyLoss() + weight * losses.CRL(num_samples=facts.num_train))
 
 
 def _learned(label: str, regularizer: str, objective: str, look: Look) -> Method:
@@ -217,16 +590,20 @@ def _learned(label: str, regularizer: str, objective: str, look: Look) -> Method
 # cross-entropy is the plainest reading. Joint training on the training loss is none: it falls with gamma, which then grows
 # without bound.
 BUILTIN: dict[str, Method] = {
-    "ce": Method("CE", "cross-entropy", "cross_entropy", _alone(CrossEntropyLoss), ("black", "o", "-")),
+    "ce": Method("CE", "cross-entropy", "cross_entropy", _alone(losses.CrossEntropyLoss), ("black", "o", "-")),
     "focal": Method("Focal", "focal loss, one gamma for all", "focal", _focal, ("green", "s", "-")),
     "flsd": Method(
-        "FLSD", "focal loss, gamma set by the probability of the true class", "flsd", _alone(FLSDLoss), ("green", "^", "--")
+        "FLSD",
+        "focal loss, gamma set by the probability of the true class",
+        "flsd",
+        _alone(losses.FLSDLoss),
+        ("green", "^", "--"),
     ),
     "ls-0.05": Method("LS-0.05", "smoothed cross-entropy", "cross_entropy", _smoothed(0.05), ("sky", "D", "-")),
     "ls-0.1": Method("LS-0.1", "smoothed cross-entropy", "cross_entropy", _smoothed(0.1), ("sky", "h", "--")),
     "mixup": Method("Mixup", "cross-entropy on mixtures of two images", "mixup", _mixup, ("grey", "p", "--")),
     "mmce": Method("MMCE", "cross-entropy and weighted MMCE", "weighted_mmce", _mmce, ("grey", "v", "-.")),
-    "brier": Method("Brier", "Brier score", "brier", _alone(BrierLoss), ("purple", ">", "-")),
+    "brier": Method("Brier", "Brier score", "brier", _alone(losses.BrierLoss), ("purple", ">", "-")),
     "ce-dece": _learned("CE-DECE", "unitwise-l2", "dece", ("blue", "P", "-.")),
     "ce-sece": _learned("CE-SECE", "unitwise-l2", "sece", ("purple", "X", "--")),
     "flgamma-dece": _learned("FLγ-DECE", "gamma-focal", "dece", ("orange", "^", "-.")),
@@ -237,7 +614,7 @@ BUILTIN: dict[str, Method] = {
         "AdaFocal",
         "focal loss, gamma set by the calibration of validation bins",
         "adafocal",
-        _alone(AdaFocalLoss),
+        _alone(losses.AdaFocalLoss),
         ("blue", "<", "--"),
     ),
     "dual-focal": Method(
@@ -255,23 +632,29 @@ BUILTIN: dict[str, Method] = {
         "ECP",
         "cross-entropy minus the entropy of predictions",
         "confidence_penalty",
-        _with_ce(ConfidencePenalty, 0.1),
+        _with_ce(losses.ConfidencePenalty, 0.1),
         ("black", "s", "-."),
     ),
     "focal+sb-ece": Method(
-        "Focal+SB-ECE", "focal loss and soft-binned ECE", "sb_ece", _with_focal(SBECE), ("green", "h", "-.")
+        "Focal+SB-ECE", "focal loss and soft-binned ECE", "sb_ece", _with_focal(losses.SBECE), ("green", "h", "-.")
     ),
     "focal+s-avuc": Method(
         "Focal+S-AvUC",
         "focal loss and soft accuracy versus uncertainty",
         "soft_avuc",
-        _with_focal(SoftAvUC),
+        _with_focal(losses.SoftAvUC),
         ("blue", "D", "-"),
     ),
     "avuc": Method("AvUC", "cross-entropy and accuracy versus uncertainty", "avuc", _avuc, ("purple", "o", "-.")),
-    "mdca": Method("MDCA", "focal loss and class-wise gaps in confidence", "mdca", _with_focal(MDCA), ("orange", "p", "--")),
+    "mdca": Method(
+        "MDCA", "focal loss and class-wise gaps in confidence", "mdca", _with_focal(losses.MDCA), ("orange", "p", "--")
+    ),
     "dca": Method(
-        "DCA", "cross-entropy and the gap between confidence and accuracy", "dca", _with_ce(DCA, 1.0), ("vermillion", "v", "-.")
+        "DCA",
+        "cross-entropy and the gap between confidence and accuracy",
+        "dca",
+        _with_ce(losses.DCA, 1.0),
+        ("vermillion", "v", "-."),
     ),
     "patra": Method(
         "Huber-DCA",
@@ -284,11 +667,15 @@ BUILTIN: dict[str, Method] = {
         "CPC",
         "cross-entropy and constraints on pairs of classes",
         "cpc",
-        _alone(lambda: CrossEntropyLoss() + CPC()),
+        _alone(lambda: losses.CrossEntropyLoss() + losses.CPC()),
         ("sky", "p", "-.."),
     ),
     "acls": Method(
-        "ACLS", "cross-entropy and adaptive, conditional label smoothing", "acls", _with_ce(ACLS, 0.1), ("grey", "o", "-..")
+        "ACLS",
+        "cross-entropy and adaptive, conditional label smoothing",
+        "acls",
+        _with_ce(losses.ACLS, 0.1),
+        ("grey", "o", "-.."),
     ),
     "crl": Method(
         "CRL",

@@ -1,10 +1,6 @@
 """What comes of a run: predictions on whole sets, a record of every epoch, the best epoch, the finished run, and its folder.
 
-``recipe.toml`` the resolved recipe · ``run.json`` versions, device, command, fingerprint of the data, and whether it is
-finished · ``history.jsonl`` one line an epoch · TensorBoard events · ``state.pt`` the checkpoint, until the end ·
-``weights.safetensors``, ``val.npz``, ``test.npz`` the best epoch · ``metrics.json`` what ``calibrant measure --json`` says of
-``test.npz`` · ``shift.json`` the same of corrupted copies of the test set, where asked for · ``alternatives/NAME/val.npz``,
-``test.npz`` predictions with other weights or of other epochs, where asked for; ``run.json`` has their epochs.
+What each file of the folder holds stands in docs/train.md.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from calibrant.core.registry import lookup
 from calibrant.data.image_set import ImageSet
 from calibrant.engine.recipe import BackbonePart, OptimPart, Recipe, TrainPart
 from calibrant.io.files import atomic_writer
-from calibrant.meta.network import find_head, gathering_norms, meta_mode, own_randomness
+from calibrant.meta.network import changed, find_head, gathering_norms, meta_mode, own_randomness
 from calibrant.meta.step import all_summed, gather
 
 T = TypeVar("T")
@@ -152,13 +152,10 @@ class Hardware(NamedTuple):
         if self.device.type != "cuda":
             yield
             return
-        before = torch.backends.cudnn.benchmark
-        torch.backends.cudnn.benchmark = before or not torch.are_deterministic_algorithms_enabled()
-        try:
-            with torch.cuda.device(self.device):
-                yield
-        finally:
-            torch.backends.cudnn.benchmark = before
+        cudnn = torch.backends.cudnn
+        tries = cudnn.benchmark or not torch.are_deterministic_algorithms_enabled()
+        with changed([(cudnn, "benchmark", tries)]), torch.cuda.device(self.device):
+            yield
 
 
 def choose_hardware(
@@ -513,11 +510,8 @@ class WeightAverage:
         """Begin anew with the next step."""
         self._count.zero_()
 
-    def next_share(self) -> Tensor:
-        """What the average will take of the weights after the step to come, ``[]``."""
-        return 1 - self._kept()
-
-    def _kept(self) -> Tensor:
+    def kept(self) -> Tensor:
+        """Share of itself that the average keeps in the step to come, ``[]``."""
         t = self._count + 1
         kept: Tensor = (t - 1) / (t + (self._ahead - 1))
         return kept.clamp(max=self._decay)
@@ -525,7 +519,7 @@ class WeightAverage:
     @torch.no_grad()
     def update(self) -> None:
         """Take in the weights after a step."""
-        kept = self._kept()
+        kept = self.kept()
         self._count += 1
         means, values = self._followed
         torch._foreach_sub_(means, values)

@@ -22,8 +22,8 @@ from calibrant.meta.regularizers import Params, Values
 
 Inputs: TypeAlias = "Tensor | tuple[Any, ...] | list[Any] | Mapping[str, Any]"
 MetaBN: TypeAlias = Literal["batch", "update", "frozen"]
-# A module, the name of one of its attributes, and a value for it.
-Attribute: TypeAlias = tuple[nn.Module, str, object]
+# An object, the name of one of its attributes, and a value for it.
+Attribute: TypeAlias = tuple[object, str, object]
 
 _WRAPPERS = (nn.parallel.DistributedDataParallel, AveragedModel)
 _USUAL_NAMES = ("head", "fc", "classifier", "linear", "output", "score", "heads.head", "head.fc", "classifier.out_proj")
@@ -187,15 +187,15 @@ def replayed_randomness(state: Tensor | None, device: torch.device) -> Iterator[
 
 @contextmanager
 def changed(attributes: Sequence[Attribute]) -> Iterator[None]:
-    """Give modules other attributes, and their own back afterwards."""
-    before = [(module, name, getattr(module, name)) for module, name, _ in attributes]
+    """Give objects other attributes, and their own back afterwards."""
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in attributes]
     try:
-        for module, name, value in attributes:
-            setattr(module, name, value)
+        for owner, name, value in attributes:
+            setattr(owner, name, value)
         yield
     finally:
-        for module, name, value in before:
-            setattr(module, name, value)
+        for owner, name, value in before:
+            setattr(owner, name, value)
 
 
 def gathering_norms(model: nn.Module) -> list[_BatchNorm]:

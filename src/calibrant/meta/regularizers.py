@@ -120,14 +120,6 @@ def init_gamma_net(
     return {name: value.float() for name, value in exact.items()}
 
 
-def bound_heads(params: Values, *, temperature: float, gamma_max: float | None = None) -> Params:
-    """Pull head-gammas above ``gamma_max`` back to it (and with them every sample's), by the rank-one change of A."""
-    if gamma_max is None:
-        return dict(params)
-    top = temperature * gamma_max
-    return with_head_scores(params, (params["attention"].T @ params["readout"]).clamp(-top, top))
-
-
 def gamma_speed(params: Values, *, temperature: float) -> Tensor:
     r"""How far gamma moves if every parameter takes a unit step in the direction that raises it.
 
@@ -207,15 +199,11 @@ class GammaNet(nn.Module):
         return gamma_of(self.params(), features, temperature=self.temperature, gamma_max=self.gamma_max)
 
     @torch.no_grad()
-    def head_gammas(self) -> Tensor:
-        """Return the gamma of each head, ``[k]``."""
-        return head_gammas_of(self.params(), temperature=self.temperature)
-
-    @torch.no_grad()
     def head_use(self, features: Tensor) -> HeadUse:
         """Return the head-gammas and how the batch ``features [B, d]`` is spread over them."""
+        gammas = head_gammas_of(self.params(), temperature=self.temperature)
         share = attention_of(self.params(), features).mean(0)
-        return HeadUse(self.head_gammas(), share, torch.special.entr(share).sum().exp())
+        return HeadUse(gammas, share, torch.special.entr(share).sum().exp())
 
 
 # Where the weight g(p, gamma) of a sample with p = 0.5 falls below 2 %: the batch hardly trains, the hypergradient vanishes,
@@ -346,8 +334,11 @@ class GammaFocal(Regularizer):
         return weight.unsqueeze(1) * cross_entropy_gradient(scores, labels), {}
 
     def project(self, hyper: Values) -> Params:
-        """Return parameters whose head-gammas do not exceed ``gamma_max``."""
-        return bound_heads(hyper, **self._gate)
+        """Pull head-gammas above ``gamma_max`` back to it (and with them every sample's), by a rank-one change of A."""
+        if self.gamma_max is None:
+            return dict(hyper)
+        top = self.temperature * self.gamma_max
+        return with_head_scores(hyper, (hyper["attention"].T @ hyper["readout"]).clamp(-top, top))
 
     def speed(self, hyper: Values) -> Tensor:
         """Return the change of gamma per unit of learning rate."""

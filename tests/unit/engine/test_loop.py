@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from calibrant.engine.batches import Batch
-from calibrant.engine.methods import resolved
-from calibrant.engine.objective import MixupPlan
+from calibrant.engine.methods import MixupPlan, resolved
 from calibrant.engine.recipe import Recipe, override
 from calibrant.engine.run import save_checkpoint
 from calibrant.engine.setup import Group, choose_hardware

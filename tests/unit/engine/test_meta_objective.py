@@ -6,9 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch.func import functional_call
 
-import calibrant.engine.objective as module
-from calibrant.engine.methods import make_plan
-from calibrant.engine.objective import Facts, speed_up
+import calibrant.engine.methods as module
+from calibrant.engine.methods import Facts, make_plan, speed_up
 from calibrant.engine.recipe import Recipe, override
 from calibrant.engine.setup import feature_function
 from calibrant.engine.train import Assembly, run_epoch
@@ -118,7 +117,7 @@ def test_look_ahead_of_the_head_agrees_with_the_derivative_of_the_averages_own_s
         batch, held_out = parts.batches.next(), objective._bring(objective.batches.next())
         features, logits = (value.detach() for value in parts.forward(batch.images))
         old = dict(learner.shown.head.named_parameters())
-        share = float(watch.next_share())
+        share = float(1 - watch.kept())
 
         def inner(head, hyper, x=features, labels=batch.labels):
             return learner.regularizer.loss(hyper, x, F.linear(x, head["weight"], head["bias"]), labels, head).mean()

@@ -5,7 +5,6 @@ from calibrant.meta import GammaFocal
 from calibrant.meta.regularizers import (
     GammaNet,
     attention_of,
-    bound_heads,
     gamma_of,
     gamma_speed,
     head_gammas_of,
@@ -53,11 +52,11 @@ def test_gamma_of_at_the_bound_is_clamped_and_passes_a_gradient():
     assert params["readout"].grad.abs().min() > 0
 
 
-def test_bound_heads_pulls_only_heads_beyond_the_bound():
+def test_project_pulls_only_heads_beyond_the_bound():
     generator = torch.Generator().manual_seed(1)
     params = init_gamma_net(8, 4, generator=generator)
     params = with_head_scores(params, torch.tensor([0.01, 0.3, -0.5, 0.02]))
-    bounded = bound_heads(params, temperature=0.01, gamma_max=20.0)
+    bounded = GammaFocal(gamma_max=20.0).project(params)
     torch.testing.assert_close(head_gammas_of(bounded), torch.tensor([1.0, 20.0, 20.0, 2.0]))
     torch.testing.assert_close(bounded["attention"][:, [0, 3]], params["attention"][:, [0, 3]])
     assert gamma_of(bounded, 50 * torch.randn(500, 8, generator=generator)).max() <= 20 * (1 + 1e-5)
