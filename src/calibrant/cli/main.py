@@ -81,10 +81,6 @@ _WORDS: dict[str, tuple[tuple[str, ...], ...]] = {
 }
 
 
-Files = Annotated[
-    list[str],
-    typer.Argument(metavar="FILE", help="Predictions: a file, or many as one data set: a folder, 'parts/*.parquet', s3://…"),
-]
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON instead of tables.")]
 Jobs = Annotated[int | None, typer.Option(min=1, metavar="N", help="Runs at a time (cores, or what fits on GPUs).")]
 Root = Annotated[
@@ -188,7 +184,10 @@ results_app = typer.Typer(help="Keep results of finished runs as small records, 
 @app.command(cls=Command)
 @runs("measure:measure_files", *_MEASURING)
 def measure(
-    files: Files,
+    files: Annotated[
+        list[str],
+        typer.Argument(metavar="FILE", help="Predictions: a file, or many as one: a folder, 'parts/*.parquet', s3://… too."),
+    ],
     as_json: AsJson = False,
     by_class: Annotated[bool, typer.Option("--by-class", help="Show every class, worst first.")] = False,
     fail_if: Annotated[

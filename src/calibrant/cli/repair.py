@@ -161,18 +161,9 @@ def _to_dict(done: Repaired, method: str) -> dict[str, object]:
     return data | {"learned": learned, "preserves_accuracy": done.fitted.preserves_accuracy, **sides}
 
 
-def decide(
-    fit: Path,
-    file: Path,
-    *,
-    max_errors: Sequence[float] | None,
-    delta: float,
-    class_names: Path | None,
-    ignore_index: int | None,
-    as_json: bool,
-) -> None:
+def decide(fit: Path, file: Path, *, max_errors: Sequence[float] | None, delta: float, as_json: bool, **how: Any) -> None:
     """Learn thresholds on ``fit``, try them on ``file`` and print both; ``max_errors`` as in `promise_table`."""
-    given, tried = load_pair(fit, file, Request(class_names=class_names, ignore_index=ignore_index))
+    given, tried = load_pair(fit, file, Request(**how))
     promises = promise_table(given, tried, max_errors=max_errors, delta=delta)
     if as_json:
         say_json([asdict(promise) for promise in promises])

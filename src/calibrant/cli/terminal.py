@@ -15,7 +15,6 @@ from typing import Annotated, Any
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.measure import Measurement
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.segment import Segment
 from rich.table import Table
@@ -101,8 +100,7 @@ def fit_table(headers: Sequence[str], rows: Sequence[Row], *, width: int, drop: 
 
 def fits(table: Table, width: int) -> bool:
     """Whether a table is no wider than this with every name on one line."""
-    endless = Terminal(width=10_000)
-    return Measurement.get(endless, endless.options, table).maximum <= width
+    return Terminal(width=10_000).measure(table).maximum <= width
 
 
 def show_heading(console: Console, title: str, rest: str) -> None:

@@ -72,7 +72,7 @@ def train_model(
     if resume and recipe is None and changes.keys() <= NEUTRAL and not (folder / "recipe.toml").exists():
         # A misspelt folder must not train the defaults.
         raise ValueError(f"train: `--resume` must find a run to continue, got {str(folder)!r}, which holds none.")
-    find_own_networks([whole])
+    find_own_networks(whole)
     first, console, epochs = is_first_process(), Terminal(soft_wrap=True), whole.train.epochs
     bar = make_bar(console, shown=first)
     task = bar.add_task("training", total=epochs)
@@ -96,9 +96,9 @@ def train_model(
         write_summary(run)
 
 
-def find_own_networks(recipes: Sequence[Recipe]) -> None:
+def find_own_networks(recipe: Recipe) -> None:
     """Look for factories of one's own where the command is called, as ``python -m`` would."""
-    if "" not in sys.path and any(":" in recipe.backbone.name for recipe in recipes):
+    if "" not in sys.path and ":" in recipe.backbone.name:
         sys.path.insert(0, "")
 
 
@@ -157,7 +157,7 @@ def predict_images(run: Path, images: Path, *, out: Path | None, device: str) ->
     if out is not None:
         check_destination(out, FORMATS)
     trained = load_run(run)
-    find_own_networks([trained.recipe])
+    find_own_networks(trained.recipe)
     logits, names = trained.predict_named(images, device=device)
     probs, classes = logits.double().softmax(1).max(1)
     known = trained.test.class_names or [str(number) for number in range(logits.shape[1])]

@@ -6,7 +6,7 @@ import json
 import os
 import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePath
 from typing import Any, BinaryIO
 
@@ -142,7 +142,7 @@ def load_class_names(path: str | Path) -> tuple[str, ...]:
         missing or holds no names.
     """
     check_readable(path, content="class names")
-    try:
+    with suppress(ValueError, KeyError, TypeError, RecursionError):
         text = Path(path).read_text(encoding="utf-8-sig")
         is_json = Path(path).suffix.lower() == ".json"
         names = json.loads(text) if is_json else [line.strip() for line in text.rstrip().splitlines()]
@@ -151,8 +151,6 @@ def load_class_names(path: str | Path) -> tuple[str, ...]:
             names = [by_index[str(index)] for index in range(len(by_index))]
         if names and isinstance(names, list) and all(isinstance(name, str) for name in names):
             return tuple(names)
-    except (ValueError, KeyError, TypeError, RecursionError):
-        pass
     raise ValueError(f"{path}: must be UTF-8 text with one class name a line, or a JSON list of names, got something else.")
 
 
