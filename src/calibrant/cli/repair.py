@@ -31,7 +31,7 @@ from calibrant.decisions import promise_table
 from calibrant.grid.collect import catalogue_order, check_same_labels, load_entries, once
 from calibrant.grid.tables import compare_table
 from calibrant.io import rewrite_predictions, save_predictions
-from calibrant.io.files import atomic_writer
+from calibrant.io.files import write_file
 from calibrant.io.predictions import FORMATS
 from calibrant.metrics import METRICS
 from calibrant.metrics.measure import measure
@@ -82,8 +82,7 @@ def save_calibrator(calibrator: Calibrator, path: Path) -> None:
             verbose=False,
         )
     assert program is not None
-    with atomic_writer(path) as handle:
-        handle.write(program.model_proto.SerializeToString())
+    write_file(path, program.model_proto.SerializeToString())
 
 
 def apply_calibrator(calibrator: Path, file: Path, *, out: Path) -> None:
@@ -210,9 +209,7 @@ def write_report(
         verdict = give_verdict(examined.scores, repaired) if examined else give_runs_verdict(table.sections if table else ())
         how = {"n_resamples": request.resamples, "seed": request.seed}
         page = render_page(examined, repaired=repaired, table=table, title=title, verdict=verdict, **how)
-    with atomic_writer(out) as handle:
-        # A name read from a file may hold half a surrogate pair, which UTF-8 has no bytes for.
-        handle.write(page.encode(errors="replace"))
+    write_file(out, page)
     console = Terminal()
     show_prose(console, f"{verdict.headline}.", style="bold")
     for sentence in verdict.sentences:

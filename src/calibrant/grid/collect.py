@@ -30,7 +30,7 @@ from calibrant.engine.batches import is_own
 from calibrant.engine.methods import METHODS, NAMED, flat_recipe, settle, split_name, text_of
 from calibrant.engine.recipe import KEYS, Recipe
 from calibrant.engine.run import is_finished, load_run, read_facts, read_recipe
-from calibrant.io.files import atomic_writer
+from calibrant.io.files import write_file
 from calibrant.io.predictions import load_predictions
 from calibrant.metrics.levels import bin_sweep
 from calibrant.metrics.measure import measure, values_of
@@ -182,8 +182,7 @@ def save_results(entries: Sequence[Entry], folder: str | Path, *, note: str | No
     place.mkdir(parents=True, exist_ok=True)
     for file, entry in kept.items():
         record = result_from_entry(entry) | ({} if note is None else {"note": note})
-        with atomic_writer(file) as handle:
-            handle.write(f"{_dump(record)}\n".encode())
+        write_file(file, f"{_dump(record)}\n")
     return list(kept)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from calibrant.core.records import Entry, without_nan
 from calibrant.grid.tables import MARK, compare_table
-from calibrant.io.files import atomic_writer
+from calibrant.io.files import write_file
 from calibrant.metrics.levels import bin_sweep
 from calibrant.report.figures import FIGURES, draw_all
 from calibrant.report.page import render_page
@@ -176,14 +176,9 @@ def to_json(table: Table) -> str:
         {"title": part.title, "data": part.data, "model": part.model, "lines": [plain(row) for row in part.rows]}
         for part in table.sections
     ]
-    data = {
-        "name": table.name,
-        "title": table.title,
-        "notes": table.notes,
-        "columns": [*map(vars, table.columns)],
-        "sections": sections,
-    }
-    return json.dumps(without_nan(data | {"sections": sections}), indent=1, ensure_ascii=False) + "\n"
+    data = {key: getattr(table, key) for key in ("name", "title", "notes")}
+    data |= {"columns": [*map(vars, table.columns)], "sections": sections}
+    return json.dumps(without_nan(data), indent=1, ensure_ascii=False) + "\n"
 
 
 def write_table(table: Table, folder: str | Path) -> list[Path]:
@@ -197,9 +192,7 @@ def write_table(table: Table, folder: str | Path) -> list[Path]:
     files = []
     for ending, form in {"md": to_markdown, "tex": to_latex, "csv": to_csv, "json": to_json}.items():
         files.append(place / f"{table.name}.{ending}")
-        with atomic_writer(files[-1]) as handle:
-            # A name read from a file may hold half a surrogate pair, which UTF-8 has no bytes for.
-            handle.write(form(table).encode(errors="replace"))
+        write_file(files[-1], form(table))
     return files
 
 
@@ -243,8 +236,7 @@ def write_page(
         The files.
     """
     page = folder / "report.html"
-    with atomic_writer(page) as handle:
-        handle.write(render_page(table=table, above=above, title=title).encode(errors="replace"))
+    write_file(page, render_page(table=table, above=above, title=title))
     clear_figures(folder / "figures", FIGURES)
     entries = [run for row in table.rows for run in row.runs]
     return [page, *(draw_all(entries, folder / "figures", n_bins=tuple(bins)).files if bins else ())]

@@ -109,11 +109,17 @@ def atomic_writer(path: str | Path) -> Iterator[BinaryIO]:
         temporary.unlink(missing_ok=True)
 
 
+def write_file(path: str | Path, content: str | bytes) -> None:
+    """Write a whole file, which appears complete or not at all; see `atomic_writer`."""
+    with atomic_writer(path) as handle:
+        # A name read from a file may hold half a surrogate pair, which UTF-8 has no bytes for.
+        handle.write(content if isinstance(content, bytes) else content.encode(errors="replace"))
+
+
 def write_json(data: Mapping[str, object], path: str | Path, *, kind: str) -> None:
     """Write plain data, whose numbers must be finite, as a JSON file of a ``kind`` that `read_json` asks for."""
     text = json.dumps({"format": f"calibrant {kind}", "version": _JSON_VERSION, **data}, allow_nan=False)
-    with atomic_writer(path) as handle:
-        handle.write(text.encode())
+    write_file(path, text)
 
 
 def read_json(path: str | Path, *, kind: str) -> dict[str, object]:

@@ -23,7 +23,7 @@ from calibrant.grid.export import escape_markdown, to_markdown, with_sweeps, wri
 from calibrant.grid.schedule import Cell as RunCell
 from calibrant.grid.schedule import Watch, parse_seeds, plan_cells
 from calibrant.grid.tables import compare_table, differences, load_paper, notes_of, paper_notes
-from calibrant.io.files import atomic_writer
+from calibrant.io.files import write_file
 from calibrant.report.figures import FIGURES, draw_all
 from calibrant.report.rows import CHOICES, Cell, Column, Info, Row, Section, Table, columns_of, comparable, settings_of
 from calibrant.report.save import clear_figures
@@ -306,8 +306,7 @@ def write_results_page(folder: str | Path, *, out: str | Path, figures: str | Pa
     words += ["--figures", _relative(place)] if drawn else []
     links = [_relative(file, page.parent) for file in drawn]
     text = render_results(entries, link=_relative(folder, page.parent), command=shlex.join(words), figures=links)
-    with atomic_writer(page) as handle:
-        handle.write(text.encode())
+    write_file(page, text)
     return [page, *([] if figures is None else drawn)]
 
 

@@ -174,11 +174,6 @@ class Row:
         return self.runs[0].scores.n if self.runs else None
 
     @property
-    def is_foreign(self) -> bool:
-        """Whether it is somebody's predictions: neither network nor length of training is known."""
-        return self.model is None and self.epochs is None
-
-    @property
     def is_stale(self) -> bool:
         """Whether older code computed its p-values, and nothing is there to compute them again."""
         return any(run.facts.get("stale") for run in self.runs)
@@ -317,7 +312,7 @@ def comparable(first: Row, second: Row) -> bool:
     """
     if (first.runs[0].data, first.examples) != (second.runs[0].data, second.examples):
         return False
-    if first.is_foreign or second.is_foreign:
+    if first.runs[0].is_foreign or second.runs[0].is_foreign:
         return True
     if (first.model, first.epochs) != (second.model, second.epochs) or len({first.preset, second.preset} - {None}) > 1:
         return False
@@ -404,7 +399,7 @@ def _mark_best(row: Row, rows: Sequence[Row]) -> Row:
     Somebody's predictions alone are no company beside runs of another length or other settings.
     """
     others, cells = [other for other in rows if other is not row and comparable(row, other)], dict(row.cells)
-    if all(other.is_foreign for other in others) and sum(not other.is_foreign for other in rows) > 1:
+    if all(other.runs[0].is_foreign for other in others) and sum(not other.runs[0].is_foreign for other in rows) > 1:
         return row
     for key, cell in row.cells.items():
         column = metric_column(key)

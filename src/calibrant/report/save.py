@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from calibrant.io.files import atomic_writer
+from calibrant.io.files import write_file
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -116,9 +116,7 @@ def save_figure(figure: Figure, path: str | Path, *, kinds: Sequence[str] = ("pn
     # Not `with_suffix`: a name such as ls-0.05 has a dot of its own.
     files = [Path(f"{path}.{kind}") for kind in kinds]
     for file, kind in zip(files, kinds, strict=True):
-        content = render_figure(figure, kind=kind)
-        with atomic_writer(file) as handle:
-            handle.write(content)
+        write_file(file, render_figure(figure, kind=kind))
     return files
 
 
