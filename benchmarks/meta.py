@@ -28,7 +28,7 @@ from calibrant.backbones import basic, resnet, resnet18
 from calibrant.engine.train import capture_step
 from calibrant.losses import focal_loss
 from calibrant.meta import MetaLearner, hypergradient
-from calibrant.meta.network import meta_mode, untracked
+from calibrant.meta.step import meta_mode, untracked
 
 LIMIT = {"cpu": 1.6, "cuda": 1.55}
 LEAST_SPEEDUP = 1.5

@@ -11,8 +11,7 @@ from torch.func import functional_call
 from calibrant.backbones import basic, resnet
 from calibrant.losses import dece_penalty, sece_penalty
 from calibrant.meta import REGULARIZERS, GammaFocal, LabelSmoothing, MetaLearner, Regularizer, UnitwiseL2, hypergradient
-from calibrant.meta.network import meta_mode, untracked
-from calibrant.meta.step import Batch, VirtualStep, head_hypergradient
+from calibrant.meta.step import Batch, VirtualStep, head_hypergradient, meta_mode, untracked
 
 DOUBLE = torch.float64
 # The table's own entries, so that a new one is tested before its author thinks of it, and variants of some.

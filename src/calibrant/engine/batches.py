@@ -118,7 +118,6 @@ class Batches:
         local = batch_size // group.world_size
         self._images = pad_images(data.images, pad).to(device) if resident else data.images
         self._feed = None if resident else _HostFeed(data.images, batch_size=local, device=device)
-        self._own = slice(group.rank * local, (group.rank + 1) * local)
         self._labels = data.labels.to(device)
         self._mean = torch.tensor(data.mean, dtype=hardware.dtype, device=device)
         self._std = torch.tensor(data.std, dtype=hardware.dtype, device=device)
@@ -141,7 +140,7 @@ class Batches:
         self._draw.copy_(draw.pin_memory() if self._draw.is_cuda else draw, non_blocking=True)
         self._cursor.zero_()
         if self._feed is not None:
-            self._feed.begin(draw[0, : steps * self.batch_size].view(steps, self.batch_size)[:, self._own])
+            self._feed.begin(draw[0, : steps * self.batch_size].view(steps, self.batch_size)[:, self._local.cpu()])
 
     def next(self) -> Batch:
         """Make the next batch; wraps to the beginning after the last (warm-up steps may run past it)."""

@@ -25,9 +25,18 @@ from calibrant.engine.batches import Batch, MetaBatches, at_once
 from calibrant.engine.recipe import KEYS, NEUTRAL, Recipe, override, read_value, value_of
 from calibrant.engine.setup import average_memory, drops, learning_rate
 from calibrant.meta.learner import MetaLearner
-from calibrant.meta.network import find_head, gathering_norms, meta_mode
 from calibrant.meta.regularizers import Regularizer
-from calibrant.meta.step import PRESETS, HeldOut, MetaObjective, MetaSettings, make_objective, settings_of
+from calibrant.meta.step import (
+    PRESETS,
+    HeldOut,
+    MetaObjective,
+    MetaSettings,
+    find_head,
+    gathering_norms,
+    make_objective,
+    meta_mode,
+    settings_of,
+)
 
 if TYPE_CHECKING:
     from calibrant.engine.train import Assembly
@@ -441,7 +450,6 @@ class Method:
     select: Literal["error", "nll", "error+nll", "error+ece", "last"] = "error"
 
 
-_OWN = {"meta_batch_size": int | None, "refresh": int | None, "meta_schedule": MetaSchedule, "pace": float | None}
 # What earlier releases had, and why it is gone; their recipes are read, but not trained again.
 REMOVED_OPTIONS = {
     "watch_share": "looking through a second average did not help",
@@ -475,7 +483,7 @@ class MetaMethod:
         preset = PRESETS[facts.preset]
         objective = make_objective(self.objective, variants=preset.objectives)
         settings = {name: kind for name, kind in get_type_hints(MetaSettings).items() if name not in _REFUSED}
-        return _OWN, _keywords_of(preset.regularizers[self.regularizer]), _keywords_of(objective), settings
+        return _keywords_of(MetaPlan), _keywords_of(preset.regularizers[self.regularizer]), _keywords_of(objective), settings
 
     def __call__(self, facts: Facts, **given: Any) -> LossPlan:
         """Return the plan of a run."""

@@ -43,7 +43,7 @@ from calibrant.engine.setup import (
 )
 from calibrant.io.files import atomic_writer
 from calibrant.io.predictions import load_predictions, save_predictions
-from calibrant.meta.network import meta_mode
+from calibrant.meta.step import meta_mode
 from calibrant.metrics.binned import expected_calibration_error
 from calibrant.metrics.scores import error_rate, negative_log_likelihood
 

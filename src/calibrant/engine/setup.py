@@ -28,11 +28,9 @@ from calibrant.core.registry import lookup
 from calibrant.data.image_set import ImageSet
 from calibrant.engine.recipe import BackbonePart, OptimPart, Recipe, TrainPart
 from calibrant.io.files import atomic_writer
-from calibrant.meta.network import changed, find_head, gathering_norms, meta_mode, own_randomness
-from calibrant.meta.step import all_summed, gather
+from calibrant.meta.step import all_summed, changed, find_head, gather, gathering_norms, meta_mode, own_randomness
 
 T = TypeVar("T")
-Precision = Literal["bf16", "float32", "float64"]
 
 
 class Group(NamedTuple):
@@ -129,7 +127,7 @@ class Hardware(NamedTuple):
     """Where and how a run computes."""
 
     device: torch.device
-    precision: Precision = "float32"
+    precision: Literal["bf16", "float32", "float64"] = "float32"
     compiled: bool = False
     captured: bool = False
     group: Group = ALONE_GROUP

@@ -56,8 +56,7 @@ from calibrant.engine.setup import (
     joined_group,
     learning_rate,
 )
-from calibrant.meta.network import gathering_norms, meta_mode, own_randomness
-from calibrant.meta.step import set_learning_rate
+from calibrant.meta.step import gathering_norms, meta_mode, own_randomness, set_learning_rate
 
 # Called with every epoch's record.
 Report = Callable[[EpochRecord], None]

@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from calibrant.core.collect import split_batch
 from calibrant.integrations.trackers import Recorder, add_batch, with_ends
 from calibrant.meta import MetaLearner
-from calibrant.meta.network import own_randomness
+from calibrant.meta.step import own_randomness
 from calibrant.metrics.streaming import CalibrationSuite
 
 __all__ = ["CalibratedMixin", "CalibrationCallback", "meta_learner"]

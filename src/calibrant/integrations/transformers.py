@@ -17,7 +17,7 @@ from calibrant.core.checks import check_count
 from calibrant.core.collect import split_batch
 from calibrant.integrations.trackers import Recorder, add_batch, with_ends
 from calibrant.meta import MetaLearner
-from calibrant.meta.network import own_randomness
+from calibrant.meta.step import own_randomness
 
 __all__ = ["CalibratedTrainer", "CalibrationCallback"]
 

@@ -1,32 +1,25 @@
-"""`MetaLearner`: meta-regularization for your own training loop, and the batches of held-out data that it draws."""
+"""`MetaLearner`: meta-regularization for your own training loop, the batches that it draws, and the network as it sees it."""
 
 from __future__ import annotations
 
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import DataLoader, SequentialSampler
 
 from calibrant.core.checks import check_count
-from calibrant.core.collect import move, split_batch
+from calibrant.core.collect import find_logits, move, split_batch
 from calibrant.core.registry import lookup
-from calibrant.meta.network import (
-    Inputs,
-    find_network,
-    labelled_rows,
-    logits_tangent,
-    meta_mode,
-    random_state,
-    read_features,
-    replayed_randomness,
-)
 from calibrant.meta.regularizers import GammaFocal, GammaNet, Params, Regularizer, Values
 from calibrant.meta.step import (
     PRESETS,
@@ -34,15 +27,21 @@ from calibrant.meta.step import (
     HeldOut,
     Hypergradient,
     MetaObjective,
+    Network,
+    find_network,
     full_hypergradient,
     head_hypergradient,
     leaked_value,
     make_objective,
+    meta_mode,
+    own_randomness,
     set_learning_rate,
     settings_of,
     total_norm,
+    untracked,
 )
 
+Inputs: TypeAlias = "Tensor | tuple[Any, ...] | list[Any] | Mapping[str, Any]"
 # Mean |step| / lr of Adam below which hyper-parameters count as frozen: noise gives 0.2 with betas (0.9, 0.999) and 0.6 with
 # (0.5, 0.9), a gradient that fell a hundredfold within Adam's memory less than 0.01.
 FROZEN = 0.01
@@ -157,6 +156,94 @@ class LoaderBatches(Iterator[tuple[Any, Tensor]]):
                 for _ in range(int(state["taken"])):
                     next(self._current, None)
             self._taken = int(state["taken"])
+
+
+def labelled_rows(labels: Tensor, ignore_index: int | None, *values: Tensor) -> tuple[Tensor, ...]:
+    """Labels, one for each row of ``values [N, ...]``, and these, without the rows to ignore (for which it waits)."""
+    rows = len(values[0])
+    if labels.ndim > 1 and labels.numel() == rows:
+        labels = labels.reshape(-1)
+    if ignore_index is None:
+        return labels, *values
+    if list(labels.shape) != [rows]:
+        got = list(labels.shape)
+        raise ValueError(f"MetaLearner: `labels` must be one for each of {rows} rows of logits, got {got}. Shift both alike.")
+    kept = (labels.long() != ignore_index).nonzero().squeeze(1)
+    return labels[kept], *(value.index_select(0, kept) for value in values)
+
+
+def read_features(
+    network: Network, x: Inputs, *, params: Values | None = None, inner: bool = False, verify: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Run the model and return the input of its head, ``[B, d]``, and its logits, ``[B, C]``; of tokens one row each.
+
+    ``params`` replace the model's own; ``inner`` calls the module inside the wrappers, which are for training passes only;
+    ``verify`` raises if the head's output is not the model's (and waits for the device).
+    """
+    seen: list[tuple[Tensor, Tensor]] = []
+    hook = network.head.register_forward_hook(lambda module, given, made: seen.append((given[0], made)))
+    args = () if isinstance(x, Mapping) else tuple(x) if isinstance(x, tuple | list) else (x,)
+    kwargs = dict(x) if isinstance(x, Mapping) else {}
+    try:
+        if params is not None:
+            output = functional_call(network.inner, dict(params), args, kwargs)
+        else:
+            output = (network.inner if inner else network.model)(*args, **kwargs)
+    finally:
+        hook.remove()
+    logits = find_logits(output, where="MetaLearner").flatten(0, -2)
+    where = f"MetaLearner: `head` must be the layer whose output the model returns, but `{network.head_name}`"
+    if len(seen) != 1:
+        raise ValueError(
+            f"{where} ran {len(seen)} times. Name the last linear layer; if the model was compiled and called before, call "
+            "`torch.compiler.reset()`."
+        )
+    features, made = (value.flatten(0, -2) for value in seen[0])
+    if len(features) != len(logits):
+        raise ValueError(f"{where} takes {list(seen[0][0].shape)}, not [B, d]. Pool or flatten before it.")
+    # Trainers of mixed precision widen what the model returns, which does not change a number. NaN is for losses to refuse.
+    if verify and not torch.equal(made.detach().to(logits.dtype).nan_to_num(), logits.detach().nan_to_num()):
+        raise ValueError(f"{where} makes something else. Name the last linear layer, and return its output unchanged.")
+    return features, logits
+
+
+def logits_tangent(network: Network, x: Inputs, params: Values, along: Values) -> Tensor:
+    """Derivative ``[B, C]`` of the logits at ``params`` along a direction, by one forward-mode pass.
+
+    Running statistics stay as they are. Raises ``NotImplementedError`` if a layer has no forward-mode derivative.
+    """
+    # Fused attention kernels have no forward-mode derivative; the plain one has, and gives the same numbers.
+    with (
+        torch.no_grad(),
+        untracked(network.inner),
+        sdpa_kernel(SDPBackend.MATH),
+        warnings.catch_warnings(),
+        forward_ad.dual_level(),
+    ):
+        # The first use of forward mode makes PyTorch 2.13 load rules by `torch.jit.script`, which warns that it is deprecated.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        duals = {name: forward_ad.make_dual(value.detach(), along[name].to(value.dtype)) for name, value in params.items()}
+        logits = read_features(network, x, params=duals)[1]
+        tangent = forward_ad.unpack_dual(logits).tangent
+        return torch.zeros_like(logits) if tangent is None else tangent
+
+
+def random_state(device: torch.device) -> Tensor | None:
+    """State of the random numbers of ``device``; None while a CUDA graph is captured, where it cannot be read."""
+    if device.type != "cuda":
+        return torch.get_rng_state()
+    return None if torch.cuda.is_current_stream_capturing() else torch.cuda.get_rng_state(device)
+
+
+@contextmanager
+def replayed_randomness(state: Tensor | None, device: torch.device) -> Iterator[None]:
+    """Draw the same dropout masks as when `random_state` gave ``state``; the present state is put back."""
+    with nullcontext() if state is None else own_randomness(device):
+        if state is not None and device.type == "cuda":
+            torch.cuda.set_rng_state(state, device)
+        elif state is not None:
+            torch.set_rng_state(state)
+        yield
 
 
 class MetaWarning(RuntimeWarning):

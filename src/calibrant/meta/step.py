@@ -1,4 +1,4 @@
-r"""A meta step: hypergradients through one virtual step, what it minimises, its settings and presets, the step itself.
+r"""A meta step: how the network runs on meta batches, hypergradients through a virtual step, objectives, settings, presets.
 
 How does a held-out objective change with the training loss's hyper-parameters? One plain gradient step gives virtual
 parameters :math:`\theta' = \theta - \eta\, \nabla_\theta L(\theta, \phi)`; the hypergradient is
@@ -14,7 +14,8 @@ waits for the device, so a CUDA graph can hold it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args, get_type_hints
@@ -22,16 +23,138 @@ from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args, get_type
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim.swa_utils import AveragedModel
 
 from calibrant.core.checks import check_choice, check_count, check_positive
 from calibrant.core.registry import lookup
 from calibrant.losses import LOSSES, PENALTIES, sece_penalty
-from calibrant.meta.network import MetaBN
 from calibrant.meta.regularizers import REGULARIZERS, GammaFocal, Params, Regularizer, UnitwiseL2, Values
 
+MetaBN: TypeAlias = Literal["batch", "update", "frozen"]
+# An object, the name of one of its attributes, and a value for it.
+Attribute: TypeAlias = tuple[object, str, object]
+_WRAPPERS = (nn.parallel.DistributedDataParallel, AveragedModel)
+_USUAL_NAMES = ("head", "fc", "classifier", "linear", "output", "score", "heads.head", "head.fc", "classifier.out_proj")
 Reduction: TypeAlias = Literal["mean", "sum"]
 MetaObjective: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Network:
+    """A model, perhaps wrapped for distributed training; the module inside; and the last linear layer, with its name there."""
+
+    model: nn.Module
+    inner: nn.Module
+    head: nn.Linear
+    head_name: str
+    group: dist.ProcessGroup | None = None
+
+    @property
+    def head_values(self) -> Params:
+        """Entry of the head ("weight", "bias") → the parameter itself."""
+        return {"weight": self.head.weight} | ({} if self.head.bias is None else {"bias": self.head.bias})
+
+    @property
+    def device(self) -> torch.device:
+        """Where the head lies."""
+        return self.head.weight.device
+
+    def parameters(self) -> Params:
+        """Every parameter that is trained, by its name in ``inner``."""
+        return {name: value for name, value in self.inner.named_parameters() if value.requires_grad}
+
+    def head_names(self) -> dict[str, str]:
+        """Entry of the head → its name in `parameters`: tied weights appear there once, under the name of the first layer."""
+        names = {id(value): name for name, value in self.parameters().items()}
+        if not all(id(value) in names for value in self.head_values.values()):
+            raise ValueError(
+                f"MetaLearner: `head` must be trained where the look-ahead is full, but {self.head_name!r} is frozen. "
+                'Unfreeze it, or use lookahead="head".'
+            )
+        return {entry: names[id(value)] for entry, value in self.head_values.items()}
+
+
+def find_head(model: nn.Module, head: str | nn.Module | None = None) -> tuple[str, nn.Linear]:
+    """Return name and module of the linear layer that ends ``model``.
+
+    ``head`` is its name, the layer itself, or None: then the usual names are tried ("head", "fc", "classifier", ...), and last
+    the final ``nn.Linear`` in the order of definition. The first batch tells whether the guess was right.
+    """
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    if head is None:
+        found = [name for name in _USUAL_NAMES if name in layers] or list(layers)[-1:]
+    else:
+        found = [name for name, module in layers.items() if head == name or head is module]
+    if not found:
+        known = ", ".join(layers) or "none"
+        raise ValueError(f"model: `head` must name an `nn.Linear` of the model, got {head!r}. Linear layers: {known}.")
+    return found[0], layers[found[0]]
+
+
+def find_network(model: nn.Module, head: str | nn.Module | None = None) -> Network:
+    """Find the `find_head` of ``model`` inside wrappers of distributed training, of averages and of ``torch.compile``."""
+    inner: Any = model
+    group: dist.ProcessGroup | None = None
+    while isinstance(inner, _WRAPPERS) or hasattr(inner, "_orig_mod"):
+        group = getattr(inner, "process_group", group)
+        inner = inner.module if isinstance(inner, _WRAPPERS) else inner._orig_mod
+    name, layer = find_head(inner, head)
+    return Network(model, inner, layer, name, group)
+
+
+def own_randomness(device: torch.device) -> AbstractContextManager[None]:
+    """Leave the global generators of the CPU and of ``device`` as they were, whatever is drawn inside."""
+    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
+
+
+@contextmanager
+def changed(attributes: Sequence[Attribute]) -> Iterator[None]:
+    """Give objects other attributes, and their own back afterwards."""
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in attributes]
+    try:
+        for owner, name, value in attributes:
+            setattr(owner, name, value)
+        yield
+    finally:
+        for owner, name, value in before:
+            setattr(owner, name, value)
+
+
+def gathering_norms(model: nn.Module) -> list[_BatchNorm]:
+    """Every BatchNorm of ``model`` that learns running statistics: it keeps them, and is in training mode."""
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    return [norm for norm in norms if norm.training and norm.track_running_stats]
+
+
+def untracked(model: nn.Module) -> AbstractContextManager[None]:
+    """Keep the running statistics of ``model`` as they are; layers in training mode use those of the batch alone."""
+    # PyTorch hands the running buffers to a layer in training mode only if this flag is set: nothing need be copied back.
+    return changed([(norm, "track_running_stats", False) for norm in gathering_norms(model)])
+
+
+@contextmanager
+def meta_mode(model: nn.Module, how: MetaBN | Literal["follow", "gather"]) -> Iterator[None]:
+    """Set ``model``, which is in training mode, up for passes that do not train it, and put it back afterwards.
+
+    "batch": BatchNorm normalises with the batch's own statistics and leaves the running ones alone. "frozen": the whole network
+    as in ``eval()``. "follow": the running statistics follow what passes, as in training. "gather": they become the means over
+    all that passes. Dropout is off in all of these. "update": the whole network as in training, as in the published
+    meta-calibration code.
+    """
+    if how == "update":
+        yield
+        return
+    norms = [] if how == "frozen" else gathering_norms(model)
+    kept = {id(norm) for norm in norms}
+    attributes: list[Attribute] = [(module, "training", id(module) in kept) for module in model.modules() if module.training]
+    for norm in norms if how == "gather" else ():
+        # Without a momentum PyTorch weighs all batches alike, beginning with the first that is counted.
+        count = torch.zeros_like(norm.num_batches_tracked)  # type: ignore[arg-type]
+        attributes += [(norm, "momentum", None), (norm, "num_batches_tracked", count)]
+    with untracked(model) if how == "batch" else nullcontext(), changed(attributes):
+        yield
 
 
 @dataclass(frozen=True)
@@ -331,7 +454,7 @@ class MetaSettings:
         betas: Memory of Adam's two means.
         eps: What Adam adds to the root of the second mean. Hypergradients shrink by orders of magnitude as training proceeds:
             with the usual 1e-8 they would fall below it and freeze.
-        meta_bn: BatchNorm on meta batches: "batch", "update" or "frozen" (see `calibrant.meta.network.meta_mode`).
+        meta_bn: BatchNorm on meta batches: "batch", "update" or "frozen" (see `calibrant.meta.step.meta_mode`).
         leak_meta_grad: Add the gradient of the meta objective to the network's own, as the published code does by omission.
         reduction: Whether the network's own step minimises the "mean" or the "sum" of the loss over the batch.
         clip: Largest norm of the network's gradient, or None.

@@ -8,8 +8,7 @@ from torch.optim import SGD, AdamW
 from calibrant.engine.recipe import OptimPart, Recipe, override
 from calibrant.engine.setup import WeightAverage, build_optimizer
 from calibrant.engine.train import Assembly, run_epoch, train
-from calibrant.meta.network import gathering_norms
-from calibrant.meta.step import head_hypergradient, set_learning_rate
+from calibrant.meta.step import gathering_norms, head_hypergradient, set_learning_rate
 
 TINY = {
     "data.name": "mixture",

@@ -2,7 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from calibrant.meta.network import find_network, meta_mode, read_features
+from calibrant.meta.learner import read_features
+from calibrant.meta.step import find_network, meta_mode
 
 
 class Named(nn.Module):
