@@ -27,8 +27,6 @@ from calibrant.metrics.verdict import SIGNIFICANT
 from calibrant.paper.reproduce import Reproduction, plan_reproduction, run_reproduction, write_duration, write_results_page
 from calibrant.report.rows import INFO_NAMES, Row, Table
 
-# In place of bold, where there is none.
-_BEST = "*"
 # Left out first where a terminal is narrow. Error and ECE stay, and what tells rows of one method apart.
 _DROP = ("p if calibrated", "Classwise ECE", "MCE", "ACE", "NLL", "Seeds")
 
@@ -138,8 +136,8 @@ def show_table(table: Table, *, console: Terminal) -> None:
     units = [f"{column.name} %" if column.percent else column.name for column in table.columns]
     names = ["Method", *(INFO_NAMES[name] for name in table.info), *units]
     drop = [place for word in _DROP for place, name in enumerate(names) if name.removesuffix(" %") == word]
-    # Bold is nothing but a word where the terminal, or a file, has none.
-    best = _BEST if console.color_system is None else ""
+    # A sign in place of bold, where the terminal, or a file, has none.
+    best = "*" if console.color_system is None else ""
     missing: set[str] = set()
     for section in table.sections:
         rows = [_row(table, row, best=best) for row in section.rows]

@@ -402,8 +402,10 @@ def list_sets(root: Root = None) -> None:
         fetch = f"to fetch, {source.bytes / 1e6:.0f} MB"
         state = "embedded" if source.embedded else "there" if source.is_there(root) else fetch
         say(f"{name:14} {state:18} {source.about}")
-    say(f"in {root or DEFAULT_ROOT}; get one with `calibrant data fetch NAME`.")
-    say("A folder of class folders, or an .npz of images, is named by its path: `calibrant train --data PATH`.")
+    say(
+        f"in {root or DEFAULT_ROOT}; get one with `calibrant data fetch NAME`.",
+        "A folder of class folders, or an .npz of images, is named by its path: `calibrant train --data PATH`.",
+    )
 
 
 @data_app.command("fetch", short_help="Download data sets and check them.")
@@ -414,13 +416,10 @@ def fetch_sets(
     from calibrant.data import DATASETS
 
     for source in [DATASETS[name] for name in names]:
-        if not source.files:
-            say(f"{source.name}: there is nothing to fetch")
-            continue
         title = f"{source.name}, {source.bytes / 1e6:.0f} MB"
         with says_how_to_go_on(), progress_bar(title, source.bytes) as advance:
             files = source.fetch(root, report=advance)
-        say(f"{source.name}: {', '.join(str(file) for file in files)}")
+        say(f"{source.name}: {', '.join(map(str, files)) or 'there is nothing to fetch'}")
 
 
 @results_app.command("add", short_help="Keep what was measured of finished runs.")

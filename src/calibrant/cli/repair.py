@@ -26,7 +26,7 @@ from calibrant.calibrators.base import check_same_classes
 from calibrant.cli.measure import Request, predictions_in, say_json, show_parts, show_side_by_side
 from calibrant.cli.terminal import Row, Terminal, check_destination, fit_table, progress_bar, say, show_heading, show_prose
 from calibrant.core.checks import FitError
-from calibrant.core.records import Entry, Estimate, Predictions, refuse_test_split
+from calibrant.core.records import Estimate, Predictions, refuse_test_split
 from calibrant.decisions import promise_table
 from calibrant.grid.collect import catalogue_order, check_same_labels, load_entries, once
 from calibrant.grid.tables import compare_table
@@ -88,8 +88,7 @@ def save_calibrator(calibrator: Calibrator, path: Path) -> None:
 def apply_calibrator(calibrator: Path, file: Path, *, out: Path) -> None:
     """Write to ``out`` what a saved calibrator makes of the predictions in ``file``."""
     check_destination(out, FORMATS)
-    fitted = Calibrator.load(calibrator)
-    rewrite_predictions(predictions_in(file), out, fitted.apply)
+    rewrite_predictions(predictions_in(file), out, Calibrator.load(calibrator).apply)
     say(f"The calibrated predictions are in {out}.")
 
 
@@ -197,7 +196,9 @@ def write_report(
     CALIBRATORS[method]  # a wrong name is told before anything is read
     if file is None and (fit is not None or not folders):
         raise ValueError("report: a file of test predictions must be given, or runs (`--run FOLDER`) without `--fit`.")
-    entries = _load_runs(folders)
+    # As in a comparison: folders as they are named, the runs of each as methods are listed.
+    entries = once([entry for folder in folders for entry in sorted(load_entries(folder), key=catalogue_order)])
+    check_same_labels(entries, where="report: `--run`")
     request = Request(**how)
     examined, repaired = None, None
     if file is not None and fit is not None:
@@ -217,14 +218,6 @@ def write_report(
     if examined is not None:
         show_parts(console, examined.scores, 0)
     console.print(f"The report is in {out} ({out.stat().st_size / 1e6:.2f} MB).", soft_wrap=True)
-
-
-def _load_runs(folders: Sequence[Path]) -> list[Entry]:
-    # As in a comparison: folders as they are named, the runs of each as methods are listed.
-    found = [entry for folder in folders for entry in sorted(load_entries(folder), key=catalogue_order)]
-    entries = once(found)
-    check_same_labels(entries, where="report: `--run`")
-    return entries
 
 
 def _repair(fit: Path, file: Path, method: str, request: Request) -> tuple[Examined, Repair]:

@@ -84,8 +84,7 @@ def train_model(
 
     try:
         with bar:
-            report = partial(show_epoch, console, epochs)
-            run = train(whole, out=folder, resume=resume, report=report, tick=tick)
+            run = train(whole, out=folder, resume=resume, report=partial(show_epoch, console, epochs), tick=tick)
     except KeyboardInterrupt:
         if first:
             written = (folder / "recipe.toml").exists()
