@@ -6,9 +6,8 @@ import operator
 import re
 from typing import Literal, NamedTuple
 
-from calibrant.core.checks import ArrayLike
+from calibrant.core.checks import ArrayLike, lookup
 from calibrant.core.records import Predictions, Scores
-from calibrant.core.registry import lookup
 from calibrant.metrics.measure import measure
 from calibrant.metrics.table import score_metrics
 

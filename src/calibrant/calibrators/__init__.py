@@ -24,7 +24,7 @@ from calibrant.calibrators.tables import (
     SplineCalibration,
     TopLabelBinning,
 )
-from calibrant.core.registry import Registry
+from calibrant.core.checks import Registry
 
 # From few parameters to many: of equally good ones, the first is to be preferred. Everything else about a calibrator is in
 # its class.

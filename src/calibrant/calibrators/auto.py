@@ -33,9 +33,8 @@ from calibrant.calibrators.base import (
     check_same_classes,
     option,
 )
-from calibrant.core.checks import FitError, check_choice, check_count
+from calibrant.core.checks import FitError, check_choice, check_count, lookup
 from calibrant.core.records import Paired, Predictions, Scores, without_nan
-from calibrant.core.registry import lookup
 from calibrant.metrics.measure import measure
 from calibrant.metrics.paired import paired_test
 

@@ -29,8 +29,8 @@ from calibrant.cli.terminal import (
     show_prose,
 )
 from calibrant.core.binning import Summary, summarize
+from calibrant.core.checks import lookup
 from calibrant.core.records import Bins, ClassScore, Estimate, Paired, Predictions, Scores, Split, without_nan
-from calibrant.core.registry import lookup
 from calibrant.io import (
     find_files,
     iter_prediction_batches,

@@ -28,11 +28,11 @@ from calibrant.core.checks import (
     check_prob_values,
     check_shapes,
     check_weights,
+    lookup,
     read_labels,
     refuse_masked,
     to_tensor,
 )
-from calibrant.core.registry import lookup
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

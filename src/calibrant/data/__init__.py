@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from calibrant.core.registry import Registry
+from calibrant.core.checks import Registry
 from calibrant.data.image_set import DEFAULT_ROOT, DataSet, DataSource, ImageSet, RemoteFile, Shape
 from calibrant.data.sets import (
     CIFAR10,

@@ -30,9 +30,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from calibrant.core.checks import ArrayLike, check_count, check_label_values, read_labels, to_tensor
+from calibrant.core.checks import ArrayLike, check_count, check_label_values, lookup, read_labels, to_tensor
 from calibrant.core.records import Column
-from calibrant.core.registry import lookup
 from calibrant.data.image_set import DataSet, DataSource, ImageSet, RemoteFile, Shape, channel_statistics, held_out_rows
 from calibrant.io.files import check_readable
 from calibrant.io.predictions import npz_headers, read_npz

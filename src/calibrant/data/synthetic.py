@@ -9,9 +9,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from calibrant.core.checks import check_choice
+from calibrant.core.checks import check_choice, lookup
 from calibrant.core.records import Predictions, Split
-from calibrant.core.registry import lookup
 from calibrant.data.image_set import DataSet, DataSource, ImageSet, Shape, check_images
 
 

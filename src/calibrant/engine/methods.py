@@ -19,8 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from calibrant import losses
-from calibrant.core.checks import check_count, check_positive
-from calibrant.core.registry import Registry, lookup
+from calibrant.core.checks import Registry, check_count, check_positive, lookup
 from calibrant.engine.batches import Batch, MetaBatches, at_once
 from calibrant.engine.recipe import KEYS, NEUTRAL, Recipe, override, read_value, value_of
 from calibrant.engine.setup import average_memory, drops, learning_rate

@@ -19,7 +19,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, Union, cast, get_args, get_origin, get_type_hints
 
-from calibrant.core.registry import lookup
+from calibrant.core.checks import lookup
 
 # What a number must be, in words and as a test.
 Rule: TypeAlias = tuple[str, Callable[[Any], bool]]
@@ -246,7 +246,7 @@ def recipe_of(values: Mapping[str, object]) -> Recipe:
         >>> recipe_of({"train": {"epoch": 10}})
         Traceback (most recent call last):
         ...
-        calibrant.core.registry.UnknownNameError: unknown key of train 'epoch'. Did you mean 'epochs'? ...
+        calibrant.core.checks.UnknownNameError: unknown key of train 'epoch'. Did you mean 'epochs'? ...
     """
     return cast(Recipe, _read_part(Recipe, values))
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from calibrant.backbones import BACKBONES, Classifier
-from calibrant.core.registry import lookup
+from calibrant.core.checks import lookup
 from calibrant.data.image_set import ImageSet
 from calibrant.engine.recipe import BackbonePart, OptimPart, Recipe, TrainPart
 from calibrant.io.files import atomic_writer

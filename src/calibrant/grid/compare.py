@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from calibrant.core.checks import lookup
 from calibrant.core.records import Entry
-from calibrant.core.registry import lookup
 from calibrant.data.image_set import ImageSet, fingerprint
 from calibrant.engine.batches import check_batch_size, check_same_data, is_own, load_data
 from calibrant.engine.recipe import Recipe

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from calibrant.backbones import BACKBONES
-from calibrant.core.registry import lookup
+from calibrant.core.checks import lookup
 from calibrant.data import DATASETS, is_path
 from calibrant.engine.methods import facts_of, find_method, make_plan, resolved, split_name
 from calibrant.engine.recipe import Recipe, check_recipe, override

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from calibrant.core.checks import lookup
 from calibrant.core.records import Scores
-from calibrant.core.registry import lookup
 from calibrant.metrics.streaming import CalibrationSuite
 from calibrant.metrics.table import score_metrics
 from calibrant.metrics.verdict import draw_reliability

@@ -24,9 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from calibrant.core.checks import SUM_TOLERANCE, ArrayLike, check_count, to_tensor
+from calibrant.core.checks import SUM_TOLERANCE, ArrayLike, check_count, lookup, to_tensor
 from calibrant.core.records import Column, Predictions, both_classes
-from calibrant.core.registry import lookup
 from calibrant.io.files import atomic_writer, check_ending, check_readable, decoding, is_address, locate, reaching
 
 if TYPE_CHECKING:

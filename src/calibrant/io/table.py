@@ -24,8 +24,8 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pyarrow.types as kinds
 
+from calibrant.core.checks import lookup
 from calibrant.core.records import Column
-from calibrant.core.registry import lookup
 from calibrant.io.files import decoding, is_address, locate
 from calibrant.io.predictions import EXTRAS_KEY, SCORE_COLUMN, Extras, Fields
 

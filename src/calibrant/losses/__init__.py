@@ -13,7 +13,7 @@ correctness of the top class, 0 or 1, without gradient. A batch has B examples, 
 
 import torch
 
-from calibrant.core.registry import Registry
+from calibrant.core.checks import Registry
 from calibrant.losses.base import Entry, Loss, Objective, Penalty, WeightedSum
 from calibrant.losses.calibration import (
     DCA,

@@ -16,8 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from calibrant.core.checks import check_choice, check_logits, check_positive, check_shapes
-from calibrant.core.registry import lookup
+from calibrant.core.checks import check_choice, check_logits, check_positive, check_shapes, lookup
 
 Reduction: TypeAlias = Literal["mean", "sum", "none"]
 # Arguments that every `Loss` takes besides its own.

@@ -17,9 +17,8 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import DataLoader, SequentialSampler
 
-from calibrant.core.checks import check_count
+from calibrant.core.checks import check_count, lookup
 from calibrant.core.collect import find_logits, move, split_batch
-from calibrant.core.registry import lookup
 from calibrant.meta.regularizers import GammaFocal, GammaNet, Params, Regularizer, Values
 from calibrant.meta.step import (
     PRESETS,

@@ -27,8 +27,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import AveragedModel
 
-from calibrant.core.checks import check_choice, check_count, check_positive
-from calibrant.core.registry import lookup
+from calibrant.core.checks import check_choice, check_count, check_positive, lookup
 from calibrant.losses import LOSSES, PENALTIES, sece_penalty
 from calibrant.meta.regularizers import REGULARIZERS, GammaFocal, Params, Regularizer, UnitwiseL2, Values
 

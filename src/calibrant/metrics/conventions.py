@@ -26,9 +26,8 @@ from calibrant.core.binning import (
     reduce_top_label,
     top_label,
 )
-from calibrant.core.checks import ArrayLike, check_choice
+from calibrant.core.checks import ArrayLike, check_choice, lookup
 from calibrant.core.records import Bins, Predictions, as_predictions
-from calibrant.core.registry import lookup
 
 # From a top-label (or binary) record and the number of bins as one would pass it to the source, to the bins that the source
 # sums over: these may be more or fewer than asked for, and examples that it loses are in none of them.

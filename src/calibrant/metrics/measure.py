@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from calibrant.core.binning import Summary, norm_of_bins, summarize
-from calibrant.core.checks import ArrayLike, check_choice, check_share
+from calibrant.core.checks import ArrayLike, check_choice, check_share, lookup
 from calibrant.core.records import (
     ClassScore,
     Column,
@@ -27,7 +27,6 @@ from calibrant.core.records import (
     as_record,
     one_of,
 )
-from calibrant.core.registry import lookup
 from calibrant.metrics.intervals import NORMAL_95, Evidence, bias_corrected, resampled_values, value_of
 from calibrant.metrics.levels import check_draws, compare_with_null, ece_of_levels
 from calibrant.metrics.table import METRICS, score_metrics

@@ -10,7 +10,7 @@ from typing import Literal
 from torch import Tensor
 
 from calibrant.core.binning import Summary, equal_mass_bins, norm_of_bins
-from calibrant.core.registry import Registry
+from calibrant.core.checks import Registry
 from calibrant.metrics import binned, intervals, kernel, scores
 from calibrant.metrics import levels as of
 

@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
+from calibrant.core.checks import lookup
 from calibrant.core.records import Entry
-from calibrant.core.registry import lookup
 from calibrant.data import DATASETS
 from calibrant.engine.recipe import Recipe, override
 from calibrant.grid.collect import catalogue_order, load_results, result_name

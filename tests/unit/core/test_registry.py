@@ -5,7 +5,7 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from calibrant.core.registry import Registry, lookup
+from calibrant.core.checks import Registry, lookup
 
 TABLE = {"guo2017": 1, "netcal": 2}
 
@@ -40,7 +40,7 @@ def test_lookup_suggests_names_that_may_be_meant_without_listing_them() -> None:
 
 def offer(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
     points = [EntryPoint(name, value, "calibrant.numbers") for name, value in values.items()]
-    monkeypatch.setattr("calibrant.core.registry.entry_points", lambda group: points)
+    monkeypatch.setattr("calibrant.core.checks.entry_points", lambda group: points)
 
 
 def test_registry_lists_offered_names_without_loading_them(monkeypatch: pytest.MonkeyPatch) -> None:
