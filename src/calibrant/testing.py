@@ -1,10 +1,8 @@
 """Limits for calibration: in a test suite by `assert_calibrated`, on the command line by ``calibrant measure --fail-if``."""
 
-from __future__ import annotations
-
 import operator
 import re
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
 from calibrant.core.checks import ArrayLike, lookup
 from calibrant.core.records import Predictions, Scores
@@ -28,7 +26,7 @@ class Limit(NamedTuple):
     bound: float
 
     @classmethod
-    def parse(cls, text: str) -> Limit:
+    def parse(cls, text: str) -> Self:
         """Read a limit.
 
         Example:

@@ -1,7 +1,5 @@
 """Running a model over a loader to collect its logits. What is measured of them is in `calibrant.metrics`."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType

@@ -4,8 +4,6 @@
 whole data sets, are not.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -22,8 +22,6 @@ out most from chance are there; for SECE and MMCE there is a third, with the sam
 Reference: Chuang and Lai, Statistica Sinica 10, 2000.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable
@@ -64,6 +62,12 @@ _PER_TRUTH = 0.2
 _CLASS_DRAWS, _LEAST_DRAWS = 300_000, 40
 # A value further off than by this ratio is small, and differs by the coarseness of its own search (smECE).
 _FAR = 1.25
+
+# Bins within which a truth has one gap: of equal width or of equal mass.
+Pieces: TypeAlias = Literal["width", "mass"]
+# From the observed levels and the piece of each, int64 ``[G]``, where the gap is one number per piece, to the true accuracy of
+# each level in some truths ``[S, G]``, the calibrated one first.
+Family: TypeAlias = Callable[[Levels, Tensor], Tensor]
 
 
 class Range(NamedTuple):
@@ -190,11 +194,6 @@ class Evidence:
         return self._drawn[name]
 
 
-# Bins within which a truth has one gap: of equal width or of equal mass.
-Pieces: TypeAlias = Literal["width", "mass"]
-# From the observed levels and the piece of each, int64 ``[G]``, where the gap is one number per piece, to the true accuracy of
-# each level in some truths ``[S, G]``, the calibrated one first.
-Family: TypeAlias = Callable[[Levels, Tensor], Tensor]
 # How a metric's interval is made from the evidence and its value.
 Interval: TypeAlias = Callable[[Evidence, float], Range]
 

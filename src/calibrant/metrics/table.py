@@ -1,7 +1,5 @@
 """The table of all metrics, one record each."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
