@@ -29,6 +29,7 @@ from calibrant.report.save import (
     add_legend,
     figure_stem,
     fold_text,
+    print_figure,
     print_style,
     save_figure,
     svg_element,
@@ -181,14 +182,11 @@ def draw_lines(lines: Sequence[Line], *, keys: Sequence[str], title: str | None 
     Reference:
         Wang and Golebiowski, TMLR 2024, figures 3 and 5.
     """
-    from matplotlib.figure import Figure
-
     known = {key for line in lines for key in line.bands}
     shown = [found for key in keys if (found := key if key in known else key.replace("test", "val")) in known]
     over = "examples" if "gamma" in shown else "seeds"
     has_band = any(line.bands[key].std is not None for key in shown for line in lines if key in line.bands)
-    with print_style():
-        figure = Figure(figsize=(TEXT_WIDTH * len(shown) / 2, 2.45), layout="constrained")
+    with print_figure(TEXT_WIDTH * len(shown) / 2, 2.45) as figure:
         for ax, key in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
             _draw_panel(ax, [line for line in lines if key in line.bands], key)
         if legend:
@@ -296,11 +294,7 @@ def draw_tradeoff(points: Sequence[TradeoffPoint], *, title: str | None = None, 
     Reference:
         Wang and Golebiowski, TMLR 2024, appendix (predictive-calibration trade-off).
     """
-    from matplotlib.figure import Figure
-
-    with print_style():
-        size = (COLUMN_WIDTH, 2.7) if len(points) <= 6 else (0.75 * TEXT_WIDTH, 3.4)
-        figure = Figure(figsize=size, layout="constrained")
+    with print_figure(*((COLUMN_WIDTH, 2.7) if len(points) <= 6 else (0.75 * TEXT_WIDTH, 3.4))) as figure:
         ax = figure.subplots()
         for point in points:
             _draw_point(ax, point)
@@ -373,13 +367,10 @@ def draw_gamma_confidence(panels: Sequence[GammaPanel], *, title: str | None = N
 
     The axis of confidence is stretched towards 1, where most examples of a good classifier lie.
     """
-    from matplotlib.figure import Figure
-
     wide = min(columns, len(panels))
     deep = -(-len(panels) // wide)
     width = COLUMN_WIDTH if wide == 1 else TEXT_WIDTH
-    with print_style():
-        figure = Figure(figsize=(width, 0.35 + deep * (2.2 if wide < 3 else 1.9)), layout="constrained")
+    with print_figure(width, 0.35 + deep * (2.2 if wide < 3 else 1.9)) as figure:
         for place, panel in enumerate(panels):
             ax = figure.add_subplot(deep, wide, place + 1)
             _draw_points(ax, panel)
@@ -497,8 +488,6 @@ def draw_reliability_grid(
     Reference:
         DeGroot and Fienberg, The Statistician 1983; the layout follows Wang and Golebiowski, TMLR 2024, figure 2.
     """
-    from matplotlib.figure import Figure
-
     if not panels:
         raise ValueError("draw_reliability_grid: `panels` must hold at least one diagram, got none.")
     check_count(columns, where="draw_reliability_grid", name="columns")
@@ -510,8 +499,7 @@ def draw_reliability_grid(
     names = [fold_text(f"{panel.label} ({100 * panel.error:.2f}%)", side) for panel in panels]
     row = 1.25 * side + 0.13 * (5 + max(name.count("\n") for name in names))
     most = max(float(panel.bins.count.max()) for panel in panels)
-    with print_style():
-        figure = Figure(figsize=(width, 0.6 + deep * row), layout="constrained")
+    with print_figure(width, 0.6 + deep * row) as figure:
         grid = figure.add_gridspec(2 * deep, wide, height_ratios=[1, 0.25] * deep, hspace=0)
         for place, (panel, name) in enumerate(zip(panels, names, strict=True)):
             at, across = 2 * (place // wide), place % wide
@@ -532,12 +520,9 @@ def draw_reliability_grid(
 
 def draw_monitor(watched: Watched, *, title: str = "") -> Figure:
     """Draw ECE and bias with their intervals, and the evidence with the line of the alarm."""
-    from matplotlib.figure import Figure
-
     windows, at = watched.windows, range(len(watched.windows))
     look = {"marker": "o", "markersize": 2.5}
-    with print_style():
-        figure = Figure(figsize=(TEXT_WIDTH, 5.2), layout="constrained")
+    with print_figure(TEXT_WIDTH, 5.2) as figure:
         ece, gap, evidence = figure.subplots(3, 1, sharex=True, height_ratios=(3, 2, 2))
         for ax, found in ((ece, [window.scores["ece"] for window in windows]), (gap, [window.bias for window in windows])):
             value, low, high = 100 * np.array(found, dtype=float).T

@@ -7,8 +7,8 @@ import re
 import textwrap
 import warnings
 import xml.etree.ElementTree as ET
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +69,15 @@ def print_style() -> AbstractContextManager[None]:
     import matplotlib
 
     return matplotlib.rc_context(_RC)  # type: ignore[arg-type]
+
+
+@contextmanager
+def print_figure(width: float, height: float) -> Iterator[Figure]:
+    """A new figure of so many inches, to be drawn in these sizes and fonts inside the block."""
+    from matplotlib.figure import Figure
+
+    with print_style():
+        yield Figure(figsize=(width, height), layout="constrained")
 
 
 def fold_text(text: str, inches: float) -> str:
