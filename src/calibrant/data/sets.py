@@ -608,16 +608,11 @@ def _read_tiny(place: Path | zipfile.Path) -> DataSet:
         for label, wnid in enumerate(wnids)
         for file in sorted(f"{wnid}_{number}.JPEG" for number in range(per_class))
     ]
-    facts: dict[str, Any] = {
-        "mean": TINY_MEAN,
-        "std": TINY_STD,
-        "class_names": _tiny_names(words, wnids),
-        "pad": 4,
-        "flip": True,
-    }
+    part = partial(
+        ImageSet, num_classes=classes, mean=TINY_MEAN, std=TINY_STD, class_names=_tiny_names(words, wnids), pad=4, flip=True
+    )
     sets = (
-        ImageSet(decode([file for file, _ in found], (64, 64, 3)), torch.tensor([y for _, y in found]), classes, **facts)
-        for found in (train, test)
+        part(decode([file for file, _ in found], (64, 64, 3)), torch.tensor([y for _, y in found])) for found in (train, test)
     )
     return DataSet("tiny-imagenet", *sets)
 

@@ -95,16 +95,9 @@ def load_mixture(
     pixels = (128 + 32 * (templates[labels] + spread * noise)).round().clamp(0, 255)
     distance = torch.cdist((pixels - 128) / 32, templates)
     posterior = torch.softmax(-distance.square() / (2 * spread**2), 1)
-    whole = ImageSet(
-        images=pixels.to(torch.uint8).view(-1, size, size, 1),
-        labels=labels,
-        num_classes=num_classes,
-        mean=(128 / 255,),
-        std=(32 / 255,),
-        posterior=posterior,
-    )
-    rows = torch.arange(len(labels))
-    return DataSet("mixture", whole.pick(rows[:n_train]), whole.pick(rows[n_train:]))
+    images = pixels.to(torch.uint8).view(-1, size, size, 1)
+    whole = ImageSet(images, labels, num_classes, mean=(128 / 255,), std=(32 / 255,), posterior=posterior)
+    return DataSet("mixture", whole.pick(range(n_train)), whole.pick(range(n_train, n_train + n_test)))
 
 
 MIXTURE = DataSource(

@@ -16,16 +16,7 @@ import torch
 from torch import Tensor
 
 from calibrant.data import DATASETS, DEFAULT_ROOT, is_path, load_path
-from calibrant.data.image_set import (
-    DataSet,
-    ImageSet,
-    crop_batch,
-    difference,
-    draw_epoch,
-    fingerprint,
-    normalize,
-    pad_images,
-)
+from calibrant.data.image_set import DataSet, ImageSet, crop_batch, difference, draw_epoch, fingerprint, normalize, pad_images
 from calibrant.engine.recipe import DataPart
 from calibrant.engine.setup import Hardware
 

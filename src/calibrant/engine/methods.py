@@ -685,11 +685,7 @@ BUILTIN: dict[str, Method] = {
         ("grey", "o", "-.."),
     ),
     "crl": Method(
-        "CRL",
-        "cross-entropy and a ranking of examples by how often they were right",
-        "crl",
-        _crl,
-        ("green", ">", "-.."),
+        "CRL", "cross-entropy and a ranking of examples by how often they were right", "crl", _crl, ("green", ">", "-..")
     ),
 }
 METHODS: Registry[Method] = Registry("method", "calibrant.methods", BUILTIN, of=Method)

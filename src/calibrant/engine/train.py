@@ -1,8 +1,7 @@
 """`train`: a recipe in, a trained network and, where asked for, a run folder out.
 
-First all that a run needs is assembled; then come its step, captured or not, and the loop over an epoch: step, evaluate,
-record. The same lines of a step run eagerly on any device and, captured once, as a CUDA graph. Nothing in them waits for the
-device.
+First comes all that a run needs, with its step; then the loop over an epoch: step, evaluate, record. The same lines of a step
+run eagerly on any device and, captured once, as a CUDA graph; nothing in them waits for the device.
 """
 
 from __future__ import annotations

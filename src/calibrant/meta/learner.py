@@ -638,30 +638,19 @@ class MetaLearner:
         return seen
 
     def _head_hypergradient(self, batch: Batch, held_out: HeldOut) -> Hypergradient:
-        step = self.settings.virtual_step(self._current_lr())
+        given: dict[str, Any] = {
+            "batch": batch,
+            "meta_features": held_out.features,
+            "meta_labels": held_out.labels,
+            "step": self.settings.virtual_step(self._current_lr()),
+            "group": self.group,
+        }
         if self.settings.leak_meta_grad:
             with torch.autocast(self.network.device.type, enabled=False):
                 self._leaked = leaked_value(
-                    self.regularizer,
-                    self.objective,
-                    self.hyper,
-                    head=self.network.head_values,
-                    batch=batch,
-                    held_out=held_out,
-                    step=step,
-                    group=self.group,
+                    self.regularizer, self.objective, self.hyper, head=self.network.head_values, **given
                 )
-        return head_hypergradient(
-            self.regularizer,
-            self.objective,
-            self.hyper,
-            head=self.shown.head_values,
-            batch=batch,
-            meta_features=held_out.features,
-            meta_labels=held_out.labels,
-            step=step,
-            group=self.group,
-        )
+        return head_hypergradient(self.regularizer, self.objective, self.hyper, head=self.shown.head_values, **given)
 
     def _full_hypergradient(self, batch: Batch, labels: Tensor, x: Any, x_meta: Any, y_meta: Tensor) -> Hypergradient:
         device, params, amp = self.network.device, self.network.parameters(), self.amp

@@ -615,7 +615,8 @@ def leaked_value(
     *,
     head: Values,
     batch: Batch,
-    held_out: HeldOut,
+    meta_features: Tensor,
+    meta_labels: Tensor,
     step: VirtualStep,
     group: dist.ProcessGroup | None = None,
 ) -> Tensor:
@@ -635,13 +636,13 @@ def leaked_value(
         # Features are one's own part of the batch, but the head enters whole in every process: its gradient is divided, and by
         # this sum its value is not rounded.
         own = {n: value.detach() + (value - value.detach()) / dist.get_world_size(group) for n, value in head.items()}
-    features, meta_features = (gather(value.to(own["weight"].dtype), group) for value in (batch.features, held_out.features))
-    labels, meta_labels = gather(batch.labels, group), gather(held_out.labels, group)
+    features, seen = (gather(value.to(own["weight"].dtype), group) for value in (batch.features, meta_features))
+    labels, seen_labels = gather(batch.labels, group), gather(meta_labels, group)
     logits = F.linear(features, own["weight"], own.get("bias"))
     total = regularizer.loss(fixed, features.detach(), logits, labels, own).sum() * step.factor(len(labels))
     found = torch.autograd.grad(total, list(own.values()), create_graph=True)
     virtual = virtual_sgd(own, dict(zip(own, found, strict=True)), lr=step.lr)
-    return objective(F.linear(meta_features, virtual["weight"], virtual.get("bias")), meta_labels)
+    return objective(F.linear(seen, virtual["weight"], virtual.get("bias")), seen_labels)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:

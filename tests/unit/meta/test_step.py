@@ -9,7 +9,7 @@ from torch import nn
 
 from calibrant.backbones import basic, resnet
 from calibrant.meta import MetaLearner, UnitwiseL2, VirtualStep
-from calibrant.meta.step import Batch, HeldOut, leaked_value
+from calibrant.meta.step import Batch, leaked_value
 from tracing import autocast_everywhere, trace_step
 
 
@@ -84,7 +84,12 @@ def test_leaked_value_keeps_the_hyper_parameters_it_was_made_with():
     learner, labels = learned(Wave(init=1.0)), torch.arange(6) % 3
     head = {"weight": torch.randn(3, 4, requires_grad=True)}
     x = torch.randn(6, 4, requires_grad=True)
-    given = {"head": head, "batch": Batch(x, F.linear(x, head["weight"]), labels), "held_out": HeldOut(x.detach() + 1, labels)}
+    given = {
+        "head": head,
+        "batch": Batch(x, F.linear(x, head["weight"]), labels),
+        "meta_features": x.detach() + 1,
+        "meta_labels": labels,
+    }
     value = leaked_value(learner.regularizer, F.cross_entropy, learner.hyper, step=VirtualStep(0.1), **given)
     before = torch.autograd.grad(value, [head["weight"], x], retain_graph=True)
     learner.hyper["weight"].fill_(7.0)
