@@ -7,6 +7,7 @@ import os
 import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from glob import escape
 from pathlib import Path, PurePath
 from typing import Any, BinaryIO
 
@@ -94,7 +95,13 @@ def atomic_writer(path: str | Path) -> Iterator[BinaryIO]:
     target = Path(path).resolve()
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:
+        for old in target.parent.glob(f".{escape(target.name)}.*.tmp"):
+            # Who writes to one holds it; what nobody holds was left by a process that was killed.
+            with suppress(OSError), old.open("rb") as left:
+                if _hold(left):
+                    old.unlink()
         with temporary.open("xb") as handle:
+            _hold(handle)
             yield handle
             handle.flush()
             os.fsync(handle.fileno())
@@ -107,6 +114,16 @@ def atomic_writer(path: str | Path) -> Iterator[BinaryIO]:
         ) from None
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _hold(handle: BinaryIO) -> bool:
+    """Lock a file until it is closed, where files can be locked; whether nobody else held it."""
+    with suppress(ImportError, OSError):
+        import fcntl
+
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
 
 
 def write_file(path: str | Path, content: str | bytes) -> None:

@@ -7,6 +7,8 @@ import os
 import pickle
 import re
 import resource
+import subprocess
+import sys
 import time
 import tracemalloc
 import zipfile
@@ -21,6 +23,7 @@ import torch
 
 from calibrant import Predictions
 from calibrant.io import iter_prediction_batches, load_class_names, load_predictions, save_predictions
+from calibrant.io.files import atomic_writer
 
 ENDINGS = ("npz", "csv", "parquet", "pt")
 EYE = np.eye(2)
@@ -300,6 +303,27 @@ def test_save_on_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path: Path, 
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert list(tmp_path.iterdir()) == []
+
+
+KILLED = """
+import os, signal, sys
+from calibrant.io.files import atomic_writer
+with atomic_writer(sys.argv[1]) as handle:
+    handle.write(b"half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_save_removes_what_a_killed_one_left_but_not_what_another_writes_now(tmp_path: Path, good: Predictions) -> None:
+    folder = tmp_path / "a"
+    folder.mkdir()
+    subprocess.run([sys.executable, "-c", KILLED, str(folder / "[x].npz")], check=False)
+    assert len(list(folder.iterdir())) == 1
+    with atomic_writer(folder / "[x].npz") as handle:
+        handle.write(b"first")
+        good.save(folder / "[x].npz")
+    assert [file.name for file in folder.iterdir()] == ["[x].npz"]
+    assert (folder / "[x].npz").read_bytes() == b"first"
 
 
 @pytest.mark.parametrize("ending", ["npz", "pt"])
