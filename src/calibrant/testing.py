@@ -43,6 +43,8 @@ class Limit(NamedTuple):
 
     def broken_by(self, scores: Scores) -> str:
         """Say what breaks the limit; empty if nothing does. A score or limit that is not a number is always broken."""
+        if self.key not in scores:
+            raise ValueError(f"fail-if: these data have no `{self.key}`. It may need two classes, or all examples at once.")
         found = float(getattr(scores[self.key], self.part))
         what = self.key if self.part == "value" else f"{self.key}.{self.part}"
         return "" if _KEPT[self.sign](found, self.bound) else f"{what} is {found:.4g} ({self.text})"

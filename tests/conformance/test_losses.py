@@ -313,7 +313,7 @@ def test_entry_says_what_it_is(name: str) -> None:
         parameter.name for parameter in parameters_of(entry.function).values() if parameter.kind is parameter.KEYWORD_ONLY
     ]
     for part in ("Example:", "Reference:", *(f"    {option}: " for option in options)):
-        assert part in text
+        assert part in text, f"the docstring of {name} lacks {part!r}"
     assert ".. math::" in text or ":math:" in text
 
 

@@ -46,6 +46,8 @@ COMMANDS = {
     "train": "train --data stripes --model mlp --method squared --epochs 2 --set train.batch_size=50 --set data.val=150"
     " --set method.options.power=1.5 --device cpu --out run",
     "measure": "measure run/test.npz --resamples 100",
+    "streamed": "measure run/tes*.npz --resamples 100",
+    "no limit": "measure run/tes*.npz --resamples 100 --fail-if sure_errors>0.5",
     "measure json": "measure run/test.npz --resamples 100 --json",
     "repair": "repair run/val.npz run/test.npz --method prior_shift --calibrator prior.json --out repaired.npz --resamples 100",
     "compare": "compare --data stripes --methods ce,squared --no-figures --device cpu --jobs 1 --out grid",
@@ -107,7 +109,7 @@ def found(installed: Path, folder: Path) -> dict[str, Done]:
 
 def test_plugin_commands_all_succeed(found: dict[str, Done]) -> None:
     failed = {name: done for name, done in found.items() if done.code != 0}
-    assert set(failed) == {"unknown"}, failed
+    assert set(failed) == {"unknown", "no limit"}, failed
     assert "Did you mean 'stripes'?" in failed["unknown"].err
 
 
@@ -136,6 +138,11 @@ def test_plugin_metric_is_measured_with_its_label_unit_and_interval(found: dict[
     line = next(line for line in found["measure"].out.splitlines() if "confident errors" in line)
     assert f"{100 * share:.2f}%" in line
     assert "confident errors" in found["repair"].out
+
+
+def test_plugin_metric_that_needs_all_examples_is_missed_where_data_are_streamed(found: dict[str, Done]) -> None:
+    assert "streamed: confident errors" in found["streamed"].out
+    assert "`sure_errors`" in found["no limit"].err
 
 
 def test_plugin_calibrator_repairs_and_is_saved_by_its_name(found: dict[str, Done], folder: Path) -> None:

@@ -27,7 +27,7 @@ from calibrant.metrics.verdict import SIGNIFICANT
 from calibrant.paper.reproduce import Reproduction, plan_reproduction, run_reproduction, write_duration, write_results_page
 from calibrant.report.rows import INFO_NAMES, Row, Table
 
-# Left out first where a terminal is narrow. Error and ECE stay, and what tells rows of one method apart.
+# Left out where a terminal is narrow, after what packages add. Error and ECE stay, and what tells rows of one method apart.
 _DROP = ("p if calibrated", "Classwise ECE", "MCE", "ACE", "NLL", "Seeds")
 
 
@@ -135,7 +135,9 @@ def show_table(table: Table, *, console: Terminal) -> None:
     """Print every section of a comparison's table, as wide as the terminal allows, and what its signs mean."""
     units = [f"{column.name} %" if column.percent else column.name for column in table.columns]
     names = ["Method", *(INFO_NAMES[name] for name in table.info), *units]
-    drop = [place for word in _DROP for place, name in enumerate(names) if name.removesuffix(" %") == word]
+    plain = [name.removesuffix(" %") for name in names]
+    added = [column.name for column in table.columns if column.name not in ("Error", "ECE", *_DROP)]
+    drop = [plain.index(name) for name in (*added, *_DROP) if name in plain]
     # A sign in place of bold, where the terminal, or a file, has none.
     best = "*" if console.color_system is None else ""
     missing: set[str] = set()

@@ -43,7 +43,7 @@ from calibrant.io.files import is_address
 from calibrant.metrics.intervals import rate_interval
 from calibrant.metrics.measure import CalibrationMonitor, Group, Slices, Watched, column_names, measure, measure_summary
 from calibrant.metrics.paired import paired_test
-from calibrant.metrics.table import Metric
+from calibrant.metrics.table import Metric, score_metrics
 from calibrant.metrics.verdict import (
     count_examples,
     direction,
@@ -279,6 +279,9 @@ def show_scores(measured: Measured, *, all_classes: bool, console: Terminal | No
     console.print()
     console.print(scores_table(scores, width=console.width))
     positive = scores.positive
+    known = score_metrics(positive=positive is not None)
+    if missing := [metric.label for key, metric in known.items() if key not in scores]:
+        show_prose(console, f"Not known, as the data were streamed: {', '.join(missing)}.", style="dim")
     if positive is None:
         show_heading(console, "By confidence", "what each bin adds to the ECE")
     else:

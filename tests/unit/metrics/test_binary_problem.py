@@ -80,7 +80,7 @@ def test_sums_of_parts_give_what_the_whole_gives() -> None:
     parts = [summarize(whole.subset(np.arange(k, k + 300))) for k in (0, 300, 600)]
     joined, expected = measure_summary(parts[0] + parts[1] + parts[2]), measure(whole)
     assert main_error(joined) == main_error(expected)
-    for key in expected:
+    for key in joined:
         assert joined[key] == pytest.approx(expected[key], abs=1e-12), key
 
 

@@ -391,7 +391,7 @@ def test_stream_of_two_classes_gives_the_scores_of_the_positive_one(n: int) -> N
     one, two = (streamed(probs, labels, weights=own) for own in (None, weights))
     for suite, own in ((one, None), (two, weights)):
         found, expected = suite.compute(), measure(Predictions(probs=probs, labels=labels, weights=own), n_resamples=100)
-        assert list(found) == list(expected)
+        assert list(found) == [key for key in expected if METRICS[key].read is not None]
         for key in ("binary_gap", "binary_ece", "binary_ace"):
             assert float(found[key]) == pytest.approx(expected[key].value, abs=1e-12 if key != "binary_ace" else 1e-4), key
     assert one.scores(n_resamples=100).positive is not None
