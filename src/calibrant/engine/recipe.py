@@ -19,8 +19,6 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, Union, cast, get_args, get_origin, get_type_hints
 
-from calibrant.core.checks import lookup
-
 # What a number must be, in words and as a test.
 Rule: TypeAlias = tuple[str, Callable[[Any], bool]]
 
@@ -258,6 +256,9 @@ def override(recipe: Recipe, settings: Mapping[str, object]) -> Recipe:
         >>> override(Recipe(), {"optim.lr": "0.2", "method.options.every": "8"}).optim.lr
         0.2
     """
+    # With torch, which `calibrant --help` need not wait for.
+    from calibrant.core.checks import lookup
+
     nested = to_dict(recipe)
     for key, value in settings.items():
         place, (*parts, name) = nested, key.split(".")
@@ -292,6 +293,8 @@ def toml_value(value: object) -> str:
 
 def _read_part(kind: Any, values: object, name: str = "") -> object:
     """Build the recipe, or one of its parts, from plain data."""
+    from calibrant.core.checks import lookup
+
     if not isinstance(values, Mapping):
         raise ValueError(f"recipe: `{name}` must be a table of keys, got {values!r}.")
     hints, found = get_type_hints(kind), {}
