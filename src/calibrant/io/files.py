@@ -19,8 +19,10 @@ _BLOCK = 1 << 14
 def locate(path: str | Path) -> tuple[Any, str]:
     """The file system (of fsspec) of a path or of an address such as ``s3://bucket/file``, and the place in it."""
     from fsspec.core import url_to_fs
+    from fsspec.implementations.local import LocalFileSystem
 
-    filesystem, place = url_to_fs(str(path))
+    # In the name of a file of this machine, "::" and "file:" mean nothing.
+    filesystem, place = url_to_fs(str(path)) if is_address(path) else (LocalFileSystem(), os.path.abspath(path))
     return filesystem, place
 
 

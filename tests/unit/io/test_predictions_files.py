@@ -275,6 +275,13 @@ def test_find_files_in_folders_and_by_patterns(tmp_path: Path, path: str, expect
     assert [str(file) for file in find_files(tmp_path / path)] == [str(tmp_path / name) for name in expected]
 
 
+@pytest.mark.parametrize("name", ["run::1.npz", "file:x.csv"])
+def test_file_whose_name_looks_like_an_address_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    Predictions(probs=torch.eye(2), labels=[0, 1]).save(name)
+    assert load_predictions(name).labels.tolist() == [0, 1]
+
+
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_folders_of_partitions_make_columns(tmp_path: Path, ending: str) -> None:
     for number in (1, 2):
