@@ -198,7 +198,7 @@ def _measure_stream(
         raise ValueError(f"{path}: must hold at least one example that is not ignored, got none.")
     slice_by = column_names(request.slice_by, [*head.columns], where=str(path))
     names = [*dict.fromkeys(name for names in slice_by for name in names)]
-    slices = Slices(slice_by, sample_columns(files, names, rows=rows, **request.columns), where=str(path))
+    slices = Slices(slice_by, sample_columns(files, names, rows=rows, **request.reading), where=str(path))
     batch_rows = min(max(_BATCH_ENTRIES // head.num_classes, 1), 65536)
     options: dict[str, Any] = {"num_classes": head.num_classes, "batch_rows": batch_rows, "columns": names}
     sums: Sums = {}
@@ -273,7 +273,8 @@ def show_scores(measured: Measured, *, all_classes: bool, console: Terminal | No
     """Print everything about one file."""
     console, scores = console or Terminal(), measured.scores
     split = f" · {measured.split.value} split" if measured.split else ""
-    name = Path(scores.file).name if scores.file else "predictions"
+    # The folder "." has no name.
+    name = Path(scores.file).name or scores.file if scores.file else "predictions"
     show_heading(console, name, f"{count_examples(scores.n)} · {scores.num_classes} classes{split}")
     show_prose(console, verdict(scores), style="bold")
     console.print()

@@ -280,17 +280,29 @@ def iter_prediction_batches(
             yield piece.replace(columns={**piece.columns, **values}) if known else piece
 
 
-def sample_columns(files: Sequence[str | Path], names: Sequence[str], *, rows: int, **columns: str | None) -> Fields:
-    """Values of columns to slice by: all of them or, of many ``rows``, a random part; of a folder's name one for each file."""
+def sample_columns(
+    files: Sequence[str | Path],
+    names: Sequence[str],
+    *,
+    rows: int,
+    ignore_index: int | None = None,
+    class_names: Sequence[str] | None = None,
+    **columns: str | None,
+) -> Fields:
+    """Values of columns to slice by: all of them or, of many ``rows``, a random part; of a folder's name one for each file.
+
+    The other arguments are those of `load_predictions`.
+    """
     random, share = np.random.default_rng(0), min(1.0, _SAMPLE_ROWS / max(rows, 1))
     found: dict[str, list[Column]] = {name: [] for name in names}
+    options: dict[str, Any] = {"ignore_index": ignore_index, "class_names": class_names}
     for file in files if names else ():
         known, table = folder_columns(file), survey_predictions(file, **columns)
         for name in names:
             if name in known:
                 found[name].append(np.array([known[name]]))
             else:
-                own: Mapping[str, Any] = load_predictions(file).columns if table is None else dict.fromkeys(table.names)
+                own: Mapping[str, Any] = dict.fromkeys(table.names) if table else load_predictions(file, **options).columns
                 values = lookup(own, name, kind=f"column of {file}")
                 parts = [values] if table is None else table.parts_of(name)
                 found[name] += [part[random.random(len(part)) < share] for part in parts]
@@ -300,7 +312,9 @@ def sample_columns(files: Sequence[str | Path], names: Sequence[str], *, rows: i
 def _whole_pieces(file: str | Path, batch_rows: int, options: dict[str, Any]) -> Iterator[Predictions]:
     whole = load_predictions(file, **options)
     for start in range(0, len(whole), batch_rows):
-        yield whole.subset(np.arange(start, min(start + batch_rows, len(whole))))
+        rows = np.arange(start, min(start + batch_rows, len(whole)))
+        if whole.weights is None or whole.weights[rows].any():
+            yield whole.subset(rows)
 
 
 def _table_pieces(

@@ -1,9 +1,10 @@
-"""Files too large to keep: the rows that are kept of them for the paired test."""
+"""Files too large to keep, or many: the rows that are kept of them for the paired test, and how they are read."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -55,3 +56,18 @@ def test_wrong_class_names_stop_a_stream_at_its_first_rows(file: Path, monkeypat
     monkeypatch.setattr(measure, "STREAM_ROWS", 100)
     with pytest.raises(ValueError, match=r"x.parquet: `class_names` must hold C = 2 names"):
         measure_file(file, Request(class_names=names))
+
+
+def test_groups_of_many_files_whose_labels_are_names_or_ignored(tmp_path: Path) -> None:
+    folder, names = tmp_path / "parts", tmp_path / "names.txt"
+    folder.mkdir()
+    names.write_text("cat\ndog\n")
+    for number in range(2):
+        columns = {
+            "probs": np.eye(2)[[0, 1, 0]],
+            "labels": np.array(["cat", "dog", "-1"]),
+            "light": np.array(["day", "night", "day"]),
+        }
+        np.savez(folder / f"{number}.npz", **columns)
+    scores = measure_file(folder, Request(slice_by=["light"], class_names=names, ignore_index=-1, resamples=100)).scores
+    assert {name: part.n for name, part in scores.slices.items()} == {"day": 2, "night": 2}

@@ -205,7 +205,9 @@ def test_iter_batches_leaves_out_pieces_that_are_all_ignored_or_weigh_nothing(tm
     batches = list(iter_prediction_batches(path, batch_rows=2, ignore_index=-1))
     assert [batch.labels.tolist() for batch in batches] == [[1]]
     path.write_text("p0,p1,label,weight\n0.5,0.5,0,0\n0.5,0.5,0,0\n0.4,0.6,1,2\n")
-    assert [batch.labels.tolist() for batch in iter_prediction_batches(path, batch_rows=2)] == [[1]]
+    load_predictions(path).save(tmp_path / "x.npz")
+    for file in (path, tmp_path / "x.npz"):
+        assert [batch.labels.tolist() for batch in iter_prediction_batches(file, batch_rows=2)] == [[1]]
 
 
 def test_iter_batches_error_names_the_row_and_a_survey_estimates_their_number(tmp_path: Path) -> None:
