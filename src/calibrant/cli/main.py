@@ -67,7 +67,11 @@ EXAMPLES = {
 }
 _WIDTH = 76
 # What is said beside the examples; braces stand for the names in a table, whose module is loaded when the help is shown.
-_METHODS = ("Methods: {}; any with +ts for temperature scaling.", "calibrant.engine.methods", "METHODS")
+_METHODS = (
+    "Methods: {}; any with +ts for temperature scaling. docs/train.md lists the options of each.",
+    "calibrant.engine.methods",
+    "METHODS",
+)
 _CALIBRATORS = ("Calibrators: {}.", "calibrant.calibrators", "CALIBRATORS")
 _WORDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "": (
