@@ -37,7 +37,7 @@ _LOG_SMALLEST = -103.2789
 _MARGIN = 2e-6
 # Entries of [N, C] that are widened to float64 at once. 256 rows of 1,000 classes stay in the cache: a pass over 50,000 x
 # 1,000 takes 0.18 s of processor time, and 0.43 s with four times as many.
-CHUNK_ENTRIES = 256_000
+_CACHED_ENTRIES = 256_000
 # Stands for a logit of -inf where 0 * inf must not be met: at any temperature its exponential is zero.
 ABSENT = -1e30
 # Columns that identify a row, at most: two rows never agree in that many numbers by chance.
@@ -110,7 +110,7 @@ class FitData:
 
     def chunks(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Logits in float64, labels and weights, as many rows at a time as stay in the cache."""
-        rows = max(CHUNK_ENTRIES * len(self) // self.logits.numel(), 1)
+        rows = max(_CACHED_ENTRIES * len(self) // self.logits.numel(), 1)
         parts = (self.logits.split(rows, -2), self.labels.split(rows), self.weights.split(rows))
         for logits, labels, weights in zip(*parts, strict=True):
             yield logits.double(), labels, weights
@@ -354,7 +354,7 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
     def log_probs(self, logits: Tensor) -> Tensor:
         """Apply the repair to checked logits ``[N, C]`` or ``[N, C, ...]``, some rows at a time in float64; no guard rails."""
         layer, axis = self.as_layer(dtype=torch.float64).to(logits.device), -2 if self.takes_samples else 0
-        rows = max(CHUNK_ENTRIES * logits.shape[axis] // max(logits.numel(), 1), 1)
+        rows = max(_CACHED_ENTRIES * logits.shape[axis] // max(logits.numel(), 1), 1)
         return torch.cat([layer(part) for part in logits.split(rows, axis)])
 
     def learned_values(self) -> dict[str, Tensor]:

@@ -33,7 +33,7 @@ def with_ends(scores: Scores, keys: Iterable[str]) -> dict[str, float]:
     return {f"{key}{end}": value for key in keys for end, value in zip(ends, scores[key], strict=True)}
 
 
-def draw_diagram(scores: Scores, title: str) -> Figure:
+def draw_scores(scores: Scores, title: str) -> Figure:
     """Draw the reliability diagram in a figure of its own, which pyplot does not keep."""
     from matplotlib.figure import Figure
 
@@ -89,7 +89,7 @@ class Recorder:
         """Draw the reliability diagram for TensorBoard and for ``log_figure``, if anybody looks."""
         if not boards and self.log_figure is None:
             return
-        figure = draw_diagram(scores, tag if epoch is None else f"{tag}, epoch {epoch:g}")
+        figure = draw_scores(scores, tag if epoch is None else f"{tag}, epoch {epoch:g}")
         for board in boards:
             board.add_figure(tag, figure, global_step=step, close=False)
         if self.log_figure is not None:
@@ -121,7 +121,7 @@ class Tracker(ABC):
         """Send every metric with the ends of its interval (``ece``, ``ece_low``, ``ece_high``), and a reliability diagram."""
         values = with_ends(scores, scores)
         self.log({f"{prefix}{name}": value for name, value in values.items() if math.isfinite(value)}, step)
-        self.log_figure(draw_diagram(scores, f"{prefix}reliability"), step)
+        self.log_figure(draw_scores(scores, f"{prefix}reliability"), step)
 
 
 class MLflowTracker(Tracker):
