@@ -100,13 +100,14 @@ def joined_group(device: str) -> Iterator[Group]:
     if world_size == 1:
         yield ALONE_GROUP
         return
-    cuda = torch.cuda.is_available() and device != "cpu"
+    group = Group(rank, world_size, local_rank)
     # NCCL sends from the current GPU, also what is no tensor; told of it, it connects now and not within the first step.
-    own = torch.device("cuda", local_rank) if cuda else None
+    chosen = choose_hardware(device=device, precision="float32", group=group).device
+    own = chosen if chosen.type == "cuda" else None
     with nullcontext() if own is None else torch.cuda.device(own):
         dist.init_process_group("gloo" if own is None else "nccl", rank=rank, world_size=world_size, device_id=own)
         try:
-            yield Group(rank, world_size, local_rank)
+            yield group
             # The first one writes last, and a launcher may end it when others leave. Where one has failed, it says why itself.
             with suppress(RuntimeError):
                 dist.barrier()

@@ -3,7 +3,7 @@ from contextlib import nullcontext, suppress
 import pytest
 import torch
 
-from calibrant.engine.setup import Group, Hardware, choose_hardware
+from calibrant.engine.setup import Group, Hardware, choose_hardware, joined_group
 
 
 def test_choose_hardware_cpu_is_plain_float32():
@@ -39,6 +39,18 @@ def test_choose_hardware_several_processes_take_a_gpu_each_and_no_graph(monkeypa
     assert not choose_hardware(graph="no").captured
     with pytest.raises(ValueError, match="`device` must be one of 2 CUDA devices, counted from 0, got cuda:5"):
         choose_hardware(device="cuda:5")
+
+
+def test_joined_group_more_processes_than_gpus_is_one_sentence(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for name, value in (("RANK", 2), ("WORLD_SIZE", 4), ("LOCAL_RANK", 2)):
+        monkeypatch.setenv(name, str(value))
+    with (
+        pytest.raises(ValueError, match="`device` must be one of 2 CUDA devices, counted from 0, got cuda:2"),
+        joined_group("auto"),
+    ):
+        pass
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
