@@ -32,7 +32,7 @@ def made_runs() -> list[Entry]:
             )
             scores = measure(test, n_resamples=100)
             entries.append(Entry("digits", method, scores, seed=seed, test=test, history=history, best_epoch=4))
-    repaired = replace(entries[0], method="ce+ts", temperature=2.0)
+    repaired = replace(entries[0], method="ce+ts", temperature=2.0, history=())
     # Only a record of some numbers, without an ECE or bins.
     none = torch.empty(0)
     record = replace(entries[0].scores, metrics={"error": entries[0].scores["error"]}, bins=Bins(none, none, none, none))
