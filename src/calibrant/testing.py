@@ -1,5 +1,7 @@
 """Limits for calibration: in a test suite by `assert_calibrated`, on the command line by ``calibrant measure --fail-if``."""
 
+from __future__ import annotations
+
 import operator
 import re
 from typing import Literal, NamedTuple, Self

@@ -4,6 +4,8 @@ A message reads ``where: `argument` must RULE, got WHAT. Remedy if one is likely
 in every public function; value checks read the data and run once, in ``Predictions`` and in the metrics.
 """
 
+from __future__ import annotations
+
 import difflib
 import math
 import warnings

@@ -3,6 +3,8 @@
 Bins are of equal width or of equal mass. Kernels in their stead are in `kernel`.
 """
 
+from __future__ import annotations
+
 import math
 from dataclasses import replace
 from typing import Literal

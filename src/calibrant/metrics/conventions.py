@@ -5,6 +5,8 @@ fall into no bin or into one too many. Sums are float64, except where a source's
 (torchmetrics). `calibrant`'s own bins live in `calibrant.core.binning`.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

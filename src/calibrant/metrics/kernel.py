@@ -1,5 +1,7 @@
 """Top-label calibration errors that smooth over confidence with a kernel in place of bins: SECE, smECE, ECE-KDE, MMCE, SKCE."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from dataclasses import replace

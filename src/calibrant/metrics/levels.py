@@ -7,6 +7,8 @@ Only the spread of a metric over resamples is computed so; a metric's own value 
 `null_distribution`, `if_calibrated` and `bin_sweep` say which errors a perfectly calibrated model would show by chance alone.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -1,5 +1,7 @@
 """Everything there is to say about a set of predictions, its groups of examples, and the windows of a stream."""
 
+from __future__ import annotations
+
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence

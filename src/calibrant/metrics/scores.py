@@ -4,6 +4,8 @@ A `Predictions` of logits keeps what probabilities round away. Ranking (AURC, AU
 the confidences.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 import torch
