@@ -7,6 +7,7 @@ import warnings
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
@@ -100,7 +101,7 @@ def test_repair_raises_zeros_to_the_floor_and_writes_no_larger_file(
         assert ("2 of 2000 examples have a label of probability zero" in err) == (not words)
         assert f"holds the predictions repaired by {TemperatureScaling.label}" in " ".join(text.split())
         assert f"at least {floor:.3g}" in " ".join(text.split())
-        assert Predictions.load(out).logits.dtype == torch.float32
+        assert Predictions.load(out).scores.dtype == torch.float32
         assert out.stat().st_size <= 1.02 * (tmp_path / "test.npz").stat().st_size
 
 
@@ -302,3 +303,62 @@ def test_repair_shows_groups_before_and_after_and_no_test_of_doing_nothing(
     assert all(words in text for words in ("before: Groups", "after: Groups", "after minus before"))
     _, text, _ = repair(capsys, tmp_path, out, "--method", "none")
     assert "minus before" not in text
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+@pytest.mark.parametrize("scores", [("risk",), ("score",), ("p0", "p1"), ("logit1",), ("logit0", "logit1")])
+def test_repair_and_apply_give_back_the_columns_that_came_in(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, ending: str, scores: tuple[str, ...]
+) -> None:
+    reader, writer = (pacsv.read_csv, pacsv.write_csv) if ending == "csv" else (pq.read_table, pq.write_table)
+    random, kind = np.random.default_rng(0), "logits" if "logit" in scores[-1] else "probs"
+    log_odds = random.normal(size=300)
+    both = np.stack([np.zeros(300), log_odds], 1)
+    both = both if kind == "logits" else np.exp(both) / np.exp(both).sum(1, keepdims=True)
+    given = {"day": ["2024-05-01"] * 300, **dict(zip(scores, both[:, -len(scores) :].T, strict=True))}
+    given |= {"happened": (random.random(300) < 1 / (1 + np.exp(-log_odds / 2))).astype(int)}
+    table, file, out = pa.table(given), tmp_path / f"new.{ending}", tmp_path / f"out.{ending}"
+    kept, columns = tmp_path / "c.json", ("--label-column", "happened", "--prob-column", "risk")[: 4 if "risk" in scores else 2]
+    writer(table, file)
+    fit = ("--method", "temperature", "--save-calibrator", kept, "--resamples", 100)
+    with warnings.catch_warnings(action="ignore"):
+        code, _, err = run(capsys, "repair", file, file, "--out", out, *fit, *columns)
+    assert code == 0, err
+    repaired = reader(out)
+    assert repaired.column_names == table.column_names
+    writer(table.drop_columns("happened"), file)
+    code, _, err = run(capsys, "apply", kept, file, "--out", out, *columns[2:])
+    assert code == 0, err
+    assert reader(out).equals(repaired.drop_columns("happened"))
+    expected = TemperatureScaling.load(kept).predict_proba(np.stack([np.zeros(300), log_odds], 1))[:, 1]
+    found = repaired[scores[-1]].to_numpy()
+    found = found - (repaired[scores[0]].to_numpy() if len(scores) == 2 else 0) if kind == "logits" else found
+    np.testing.assert_allclose(1 / (1 + np.exp(-found)) if kind == "logits" else found, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("ending", ["npz", "pt", "csv", "parquet"])
+def test_apply_to_probabilities_gives_probabilities(
+    capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path, ending: str
+) -> None:
+    kept, new, out = tmp_path / "c.json", tmp_path / f"new.{ending}", tmp_path / f"out.{ending}"
+    given = Predictions.load(folder / "test.npz")
+    calibrator = TemperatureScaling().fit(Predictions.load(folder / "val.npz"))
+    calibrator.save(kept)
+    Predictions(probs=given.probs.float(), labels=given.labels).save(new)
+    code, _, err = run(capsys, "apply", kept, new, "--out", out)
+    assert code == 0, err
+    found = Predictions.load(out)
+    assert (found.has_logits, found.scores.dtype) == (False, torch.float32)
+    torch.testing.assert_close(found.probs, calibrator.apply(Predictions.load(new)).probs.float(), rtol=1e-5, atol=1e-7)
+
+
+def test_apply_and_decide_say_which_option_names_a_column(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    kept, file = tmp_path / "c.json", tmp_path / "new.csv"
+    TemperatureScaling().fit(synthetic_predictions(100, 2, split="val")[0]).save(kept)
+    file.write_text("risk,day,country\n0.1,1,no\n0.7,2,ch\n")
+    code, _, err = run(capsys, "apply", kept, file, "--out", tmp_path / "out.csv")
+    assert (code, "label" in err) == (2, False)
+    assert "--prob-column` names) once, got risk, day, country." in err
+    code, _, err = run(capsys, "decide", file, file, "--prob-column", "risk")
+    assert (code, "--prob-column" in err) == (2, False)
+    assert "--label-column` names) once, got risk, day, country." in err

@@ -93,6 +93,7 @@ Root = Annotated[
 
 
 _MEASURING = tuple(field.name for field in fields(Options))
+_READING = ("class_names", "ignore_index", "prob_column", "label_column")
 
 
 def runs(place: str, *shared: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -264,7 +265,7 @@ def repair(
 
 
 @app.command(cls=Command, short_help="Apply a saved calibrator to new predictions.")
-@runs("repair:apply_calibrator")
+@runs("repair:apply_calibrator", "prob_column", "label_column")
 def apply(
     calibrator: Annotated[Path, typer.Argument(metavar="CALIBRATOR", help="What `repair --save-calibrator` wrote (.json).")],
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Predictions, with or without labels.")],
@@ -293,7 +294,7 @@ def report(
 
 
 @app.command(cls=Command, short_help="Find confidence thresholds with a guaranteed error.")
-@runs("repair:decide", "class_names", "ignore_index")
+@runs("repair:decide", *_READING)
 def decide(
     fit: Annotated[Path, typer.Argument(metavar="VAL", help="Predictions to learn on; not those of the test set.")],
     file: Annotated[Path, typer.Argument(metavar="TEST", help="Predictions to try it on.")],
@@ -307,7 +308,7 @@ def decide(
 
 
 @app.command(cls=Command, short_help="Watch predictions over time; an alarm when they stop being calibrated.")
-@runs("measure:monitor_stream", "class_names", "ignore_index", "n_bins", "resamples", "seed")
+@runs("measure:monitor_stream", *_READING, "n_bins", "resamples", "seed")
 def monitor(
     paths: Annotated[list[str], typer.Argument(metavar="PATH", help="Files of predictions, or folders of them.")],
     time: Annotated[str, typer.Option(metavar="COLUMN", help="Column of dates, or NAME of folders NAME=DATE.")] = "date",

@@ -57,7 +57,7 @@ def repair_file(
     fit_data, given = load_pair(fit, file, request)
     done = fit_and_measure(method, fit_data, given, request, floor=floor)
     done = replace(done, before=replace(done.before, file=str(file)), after=replace(done.after, file=str(out)))
-    save_predictions(done.predictions, out)
+    save_predictions(done.predictions, out, like=file, **request.columns)
     if calibrator is not None:
         save_calibrator(done.calibrator, calibrator)
     if as_json:
@@ -85,10 +85,10 @@ def save_calibrator(calibrator: Calibrator, path: Path) -> None:
     write_file(path, program.model_proto.SerializeToString())
 
 
-def apply_calibrator(calibrator: Path, file: Path, *, out: Path) -> None:
-    """Write to ``out`` what a saved calibrator makes of the predictions in ``file``."""
+def apply_calibrator(calibrator: Path, file: Path, *, out: Path, **columns: str | None) -> None:
+    """Write to ``out`` what a saved calibrator makes of the predictions in ``file``; ``columns`` as `rewrite_predictions`."""
     check_destination(out, FORMATS)
-    rewrite_predictions(predictions_in(file), out, Calibrator.load(calibrator).apply)
+    rewrite_predictions(predictions_in(file), out, Calibrator.load(calibrator).apply, **columns)
     say(f"The calibrated predictions are in {out}.")
 
 

@@ -95,39 +95,59 @@ def load_predictions(
         (Predictions(N=2, C=2, from probs), ['Oslo', 'Bern'])
     """
     read = _read(path, prob_column, label_column)
-    return _to_predictions(*read, path=path, ignore_index=ignore_index, class_names=class_names)
+    return _to_predictions(read.fields, read.extras, path=path, ignore_index=ignore_index, class_names=class_names)
 
 
-def _read(path: str | Path, prob_column: str | None = None, label_column: str | None = None) -> tuple[Fields, Extras]:
+class _Content(NamedTuple):
+    """What a file holds, and the columns that it came from."""
+
+    fields: Fields
+    extras: Extras
+    ending: str
+    table: TableFile | None = None
+
+
+def _read(path: str | Path, prob_column: str | None = None, label_column: str | None = None) -> _Content:
     file, table = Path(path), survey_predictions(path, prob_column=prob_column, label_column=label_column)
+    ending = file.suffix.lower()
     if table is not None:
-        return next(table.stream()), table.extras
-    if file.suffix.lower() == ".pt":
-        return read_pt(file)
+        return _Content(next(table.stream()), table.extras, ending, table)
+    if ending == ".pt":
+        return _Content(*read_pt(file), ending)
     headers = npz_headers(file)
     shape = next((headers[key][0] for key in _SCORES if key in headers), None)
     if shape is None:
-        return dict.fromkeys(headers, np.zeros(0)), Extras()
+        return _Content(dict.fromkeys(headers, np.zeros(0)), Extras(), ending)
     # Keys with a role, and vectors with one value for each example; other arrays may be large.
     examples = math.prod(shape[:1] + shape[2:])
     wanted = {key for key, (other, _) in headers.items() if key in _KEYS or other == (examples,)}
     fields = read_npz(file, wanted, main=headers.keys() & {*_SCORES})
-    return fields, Extras.from_json(str(fields.pop(EXTRAS_KEY, "")), path=path)
+    return _Content(fields, Extras.from_json(str(fields.pop(EXTRAS_KEY, "")), path=path), ending)
 
 
-def rewrite_predictions(path: str | Path, out: str | Path, change: Callable[[Predictions], Predictions]) -> None:
+def rewrite_predictions(
+    path: str | Path,
+    out: str | Path,
+    change: Callable[[Predictions], Predictions],
+    *,
+    prob_column: str | None = None,
+    label_column: str | None = None,
+) -> None:
     """Write to ``out`` what ``change`` makes of the scores in ``path``; all else, and whether there are labels, stays.
 
-    Labels are not looked at: ``change`` sees zeros in their place.
+    Labels are not looked at: ``change`` sees zeros in their place. ``prob_column`` and ``label_column`` are as in
+    `load_predictions`, and ``out`` has the same columns.
     """
-    fields, extras = _read(path)
+    read = _read(path, prob_column, label_column)
+    fields = dict(read.fields)
     labels = next((fields.pop(key) for key in ("labels", "label") if key in fields), None)
-    scores = next((fields[key] for key in _SCORES if key in fields), np.zeros(0))
-    fields["labels"] = np.zeros((len(scores), *scores.shape[2:]), dtype=np.int64)
-    changed = change(_to_predictions(fields, extras, path=path, ignore_index=None, class_names=None))
+    scores = next((fields[key] for key in _SCORES if key in fields), None)
+    if scores is not None:
+        fields["labels"] = np.zeros((len(scores), *scores.shape[2:]), dtype=np.int64)
+    changed = change(_to_predictions(fields, read.extras, path=path, ignore_index=None, class_names=None))
     written, extras = _to_fields(changed)
     del written["labels"]
-    _write(written if labels is None else {**written, "labels": labels.reshape(-1)}, extras, out)
+    _write(written if labels is None else {**written, "labels": labels.reshape(-1)}, extras, out, like=read)
 
 
 def save_logits(
@@ -190,7 +210,9 @@ def folder_columns(file: str | Path) -> dict[str, str]:
     return dict(unquote(folder).split("=", 1) for folder in folders if "=" in folder)
 
 
-def save_predictions(predictions: Predictions, path: str | Path) -> None:
+def save_predictions(
+    predictions: Predictions, path: str | Path, *, like: str | Path | None = None, **columns: str | None
+) -> None:
     """Write predictions to a ``.npz``, ``.csv``, ``.parquet`` or ``.pt`` file that `load_predictions` reads back exactly.
 
     The file appears complete or not at all, and replaces an older one of its name. Precision, class names and the types of
@@ -199,8 +221,10 @@ def save_predictions(predictions: Predictions, path: str | Path) -> None:
     Args:
         predictions: The record.
         path: The file; its ending says the format.
+        like: A file whose kind of scores (logits, probabilities, or one number of two classes) and names of columns to keep.
+        columns: Its ``prob_column`` and ``label_column``, as in `load_predictions`.
     """
-    _write(*_to_fields(predictions), path)
+    _write(*_to_fields(predictions), path, like=None if like is None else _read(like, **columns))
 
 
 def _to_fields(predictions: Predictions) -> tuple[Fields, Extras]:
@@ -229,8 +253,24 @@ def _to_fields(predictions: Predictions) -> tuple[Fields, Extras]:
     )
 
 
-def _write(fields: Fields, extras: Extras, path: str | Path) -> None:
+def _as_in(like: Fields, fields: Fields) -> Fields:
+    """Make of logits what the file ``like`` holds: probabilities, or one number of two classes."""
+    others = {**fields}
+    logits = others.pop("logits").astype(np.float64)
+    kind = "logits" if "logits" in like else "probs"
+    scores = np.exp(logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)) if kind == "probs" else logits
+    if like[kind].shape[1:] in ((), (1,)):
+        scores = scores[:, 1] if kind == "probs" else scores[:, 1] - scores[:, 0]
+    return {kind: scores.astype(fields["logits"].dtype), **others}
+
+
+def _write(fields: Fields, extras: Extras, path: str | Path, *, like: _Content | None = None) -> None:
     ending = check_ending(path, FORMATS)
+    if like is not None:
+        fields = _as_in(like.fields, fields) if "logits" in fields else fields
+        # What a file of the same format did not need to say.
+        says_nothing = like.ending == ending and like.extras == Extras()
+        extras = Extras(class_names=extras.class_names) if says_nothing else extras
     with atomic_writer(path) as handle:
         if ending == ".npz":
             write_npz(fields, extras, handle)
@@ -239,7 +279,7 @@ def _write(fields: Fields, extras: Extras, path: str | Path) -> None:
         else:
             from calibrant.io.table import write_table
 
-            write_table(fields, extras, handle, as_text=ending == ".csv")
+            write_table(fields, extras, handle, as_text=ending == ".csv", like=like.table if like else None)
 
 
 def iter_prediction_batches(
@@ -386,10 +426,15 @@ def _restore(values: Column, dtype: str | None) -> Column:
 def _canonical(fields: Fields, path: str | Path) -> Fields:
     """Put the keys of ``fields`` under their one spelling and make sure that the needed ones are there, once."""
     renamed = {_ALIASES.get(key, key): value for key, value in fields.items()}
-    if len(renamed) < len(fields) or len({*_SCORES} & renamed.keys()) != 1 or "labels" not in renamed:
-        scores, labels = "`logits` or `probs` (columns logit0… or p0… in a table)", "`labels` (column `label`)"
-        found = ", ".join(list(fields)[:12]) or "nothing"
-        raise ValueError(f"{path}: must hold {labels} and either {scores} once, got {found}.")
+    kinds = len({*_SCORES} & renamed.keys())
+    if len(renamed) < len(fields) or kinds != 1 or "labels" not in renamed:
+        missing = "`labels` (in a table column `label`, or what `--label-column` names)"
+        if kinds != 1:
+            scores = "(in a table columns logit0… or p0…, or what `--prob-column` names)"
+            missing = f"either `logits` or `probs` {scores}"
+        table = survey_predictions(path)
+        found = ", ".join((list(fields) if table is None else table.names)[:12]) or "nothing"
+        raise ValueError(f"{path}: must hold {missing} once, got {found}.")
     return renamed
 
 

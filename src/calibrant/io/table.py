@@ -259,9 +259,14 @@ def text_precision(fields: Fields) -> Fields:
     return {**fields, "probs": rough} if off > 1e-6 or np.array_equal(rough.astype(np.float64), probs) else fields
 
 
-def write_table(fields: Fields, extras: Extras, handle: BinaryIO, *, as_text: bool) -> None:
-    """Write a table with what its columns cannot say as JSON: in the schema, or in the first row of a last column of text."""
-    table = pa.table(_to_columns(fields))
+def write_table(fields: Fields, extras: Extras, handle: BinaryIO, *, as_text: bool, like: TableFile | None = None) -> None:
+    """Write a table with what its columns cannot say as JSON: in the schema, or in the first row of a last column of text.
+
+    Columns have the names and the order of those in ``like``.
+    """
+    columns = _to_columns(fields, like)
+    order = [name for name in like.names if name in columns] if like else []
+    table = pa.table({name: columns[name] for name in dict.fromkeys([*order, *columns])})
     if not as_text:
         table = table.replace_schema_metadata({EXTRAS_KEY: extras.to_json()})
         pq.write_table(table, handle, row_group_size=2 * _WRITE_ROWS)
@@ -277,16 +282,23 @@ def write_table(fields: Fields, extras: Extras, handle: BinaryIO, *, as_text: bo
     pacsv.write_csv(table, handle, pacsv.WriteOptions(include_header=False))
 
 
-def _to_columns(fields: Fields) -> Fields:
+def _to_columns(fields: Fields, like: TableFile | None) -> Fields:
     """Take ``[N, C]`` scores apart into columns; dates become text, the split is repeated in every row."""
     kind, prefix = ("logits", "logit") if "logits" in fields else ("probs", "p")
     scores = fields[kind]
     # float16 is rare in tables and not understood by every reader; the precision is kept beside the data.
     scores = scores.astype(np.float32) if scores.dtype == np.float16 else scores
-    columns: Fields = {f"{prefix}{k}": np.ascontiguousarray(scores[:, k]) for k in range(scores.shape[1])}
+    known = {"labels": "label", "weights": "weight"}
+    if like is not None:
+        weights = (name for name in _WEIGHTS if name in like.names)
+        known = {"labels": like.label or "label", "weights": next(weights, "weight")}
+    parts = [scores] if scores.ndim == 1 else [np.ascontiguousarray(part) for part in scores.T]
+    usual = [f"{prefix}1"] if scores.ndim == 1 else [f"{prefix}{k}" for k in range(len(parts))]
+    names = like.scores if like and len(like.scores) == len(parts) else usual
+    columns = dict(zip(names, parts, strict=True))
     for name, values in fields.items():
         if name not in (kind, "class_names"):
             column = np.full(len(scores), str(values)) if name == "split" else values
-            as_known = {"labels": "label", "weights": "weight"}.get(name, name)
+            as_known = known.get(name, name)
             columns[as_known] = column.astype(str) if column.dtype.kind == "M" else column
     return columns

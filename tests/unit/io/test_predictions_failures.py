@@ -120,7 +120,7 @@ def test_load_another_ending_lists_those_there_are(tmp_path: Path, name: str) ->
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ({"labels": [0]}, "must hold `labels` .* either `logits` or `probs` .* got labels"),
+        ({"labels": [0]}, "must hold either `logits` or `probs` .* got labels"),
         ({"probs": EYE, "city": [1, 2]}, "must hold `labels` .* got probs, city"),
         ({"probs": EYE, "logits": EYE, "labels": [0, 1]}, "once, got probs, logits"),
         ({"probs": EYE, "labels": [0, 1], "label": [0, 1]}, "once, got probs, labels, label"),
@@ -144,7 +144,7 @@ def test_npz_bad_content_says_what_and_where(tmp_path: Path, content: dict[str, 
 CSV_CASES = [
     ("p0,p1,label\n", "at least one row"),
     ("0.1,0.9,1\n0.2,0.8,1\n", "got 0.1, 0.9, 1"),
-    ("p0,p1,city\n1,0,x\n", "must hold `labels` (column `label`)"),
+    ("p0,p1,city\n1,0,x\n", "must hold `labels` (in a table column `label`, or"),
     ("a,b,label\n1,0,0\n", "either `logits` or `probs`"),
     ("p0,p2,p4,label\n1,0,0,0\n", "without a gap"),
     ("p0,label\n1,0\n", "must be two or more"),
