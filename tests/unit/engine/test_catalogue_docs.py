@@ -21,7 +21,7 @@ def method_row(name: str, method: Method) -> str:
     known = inspect.signature(method.build).parameters.values()
     options = {p.name: p.default for p in known if p.kind is p.KEYWORD_ONLY}
     said = [f"`{key}={value:g}`" if isinstance(value, float) else f"`{key}={value}`" for key, value in options.items()]
-    told = "[many](#what-a-method-can-be-told)" if method.learns else ", ".join(said) or "none"
+    told = "[many](#options-of-a-method)" if method.learns else ", ".join(said) or "none"
     default = " (default)" if name == Recipe().method.name else ""
     return f"| `{name}`{default} | {method.help} | {told} | [`{method.loss}`](losses.md#{method.loss}) |"
 
