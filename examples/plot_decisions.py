@@ -2,15 +2,15 @@
 Decide with calibrated probabilities
 ====================================
 
-A probability is worth something when you act on it. Two common decisions, with a model before and after its repair: when to
+A probability is useful when you act on it. Two common decisions, with a model before and after its repair: when to
 raise an alarm, and when to leave the answer to a person.
 """
 
 # %%
 # A rare event
 # ------------
-# One example in twenty is a fraud. The model is trained on a sample that holds more frauds, as is often done, so that it
-# predicts far too many of them.
+# One example in twenty is a fraud. The model is trained on a sample with more frauds than that, as is often done, so
+# it predicts far too many of them.
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -41,8 +41,8 @@ for name, predictions in models.items():
 # %%
 # When to raise an alarm
 # ----------------------
-# A false alarm costs 1, a missed fraud 20. `cost_threshold` says from which probability of fraud on an alarm pays, if
-# that probability is true. The curve shows what every threshold costs; the dot is that one.
+# A false alarm costs 1, a missed fraud 20. `cost_threshold` gives the probability of fraud above which an alarm pays, if the
+# probabilities are right. The curve shows what every threshold costs; the dot marks this one.
 
 MISS = 20
 best = cost_threshold(false_alarm=1, miss=MISS)

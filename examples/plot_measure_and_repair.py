@@ -8,8 +8,8 @@ Boosted trees that are 81 % sure on average and right 69 % of the time: how to s
 # %%
 # A model that is too sure
 # ------------------------
-# Boosted trees learn from 2,000 examples with noisy labels. The other examples serve two ends: a validation part to learn the
-# repair from, and a test part to judge it.
+# Boosted trees learn from 2,000 examples with noisy labels. The other examples serve two purposes: a validation part to
+# learn the repair from, and a test part to judge it.
 
 from sklearn.datasets import make_classification
 from sklearn.ensemble import HistGradientBoostingClassifier
@@ -34,7 +34,7 @@ before = measure(test)
 before
 
 # %%
-# The diagram alone. Bars are accuracies; the hatched part is the gap to the confidence.
+# The diagram by itself. Bars are accuracies; the hatched part is the gap to the confidence.
 
 from calibrant import plot
 
