@@ -28,6 +28,10 @@ def test_decide_tries_on_the_second_file_what_it_learned_on_the_first(
     assert impossible["threshold"] is None
     code, out, _ = run_command(capsys, "decide", *files)
     assert "cannot be guaranteed" in out
+    assert "probability for each row" in " ".join(out.split())
+    code, out, _ = run_command(capsys, "decide", *files, "--max-error", 0.0001)
+    assert "must hold at least 29,956 examples for this `max_error`, got 2,000." in " ".join(out.split())
+    assert "for each row" not in " ".join(out.split())
     for arguments, fault in (((*files, "--max-error", 2), "`max_error`"), (reversed(files), "test")):
         code, _, err = run_command(capsys, "decide", *arguments)
         assert code == 2

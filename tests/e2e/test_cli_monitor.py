@@ -62,7 +62,10 @@ def test_monitor_names_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFix
     for arguments, fault in (
         ((path, "--time", "served_at"), "served"),
         ((tmp_path / "empty",), "must hold files of predictions"),
-        ((path, "--time", "served", "--window", "year"), "`window`"),
+        (
+            (path, "--time", "served", "--window", "year"),
+            "`--window` must be one of 'hour', 'day', 'week', 'month', 'value', got",
+        ),
         ((path, "--time", "served", "--figure", tmp_path / "drift.gif"), ".png"),
     ):
         code, _, err = run_command(capsys, "monitor", *arguments)

@@ -362,3 +362,12 @@ def test_apply_and_decide_say_which_option_names_a_column(capsys: pytest.Capture
     code, _, err = run(capsys, "decide", file, file, "--prob-column", "risk")
     assert (code, "--prob-column" in err) == (2, False)
     assert "--label-column` names) once, got risk, day, country." in err
+
+
+def test_repair_asks_for_onnxscript_before_it_begins(
+    capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("calibrant.cli.repair.find_spec", lambda name: None)
+    code, _, err = repair(capsys, folder, tmp_path / "r.npz", "--save-calibrator", tmp_path / "c.onnx")
+    assert (code, (tmp_path / "r.npz").exists()) == (2, False)
+    assert "pip install 'calibrant[onnx]'" in err

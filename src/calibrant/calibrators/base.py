@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from calibrant.core.checks import ArrayLike, FitError, check_before_softmax, check_positive, to_tensor
 from calibrant.core.collect import find_logits
-from calibrant.core.records import Predictions, as_predictions, refuse_test_split
+from calibrant.core.records import Predictions, as_predictions, both_classes, refuse_test_split
 
 Array: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.generic]]"
 Learned: TypeAlias = "float | Tensor"
@@ -310,11 +310,12 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
 
         Args:
             logits: Scores ``[N, C]`` (or dense ``[N, C, ...]``), as tensor, numpy array or nested list; or a `Predictions`.
-                Of probabilities, pass the logarithm.
+                Of probabilities, pass the logarithm. Of two classes also the log-odds ``[N]`` of class 1.
 
         Returns:
-            Probabilities shaped as the logits: a tensor on the same device for a tensor (or a `Predictions`), else a numpy
-            array. Computed in float64, returned in the dtype of the logits (float32 for half precision).
+            Probabilities shaped as the logits (``[N, 2]`` for log-odds): a tensor on the same device for a tensor (or a
+            `Predictions`), else a numpy array. Computed in float64, returned in the dtype of the logits (float32 for half
+            precision).
         """
         return self._predict(logits, as_probs=True)
 
@@ -334,6 +335,8 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
     def _predict(self, logits: ArrayLike | Predictions, *, as_probs: bool = False) -> Tensor | Array:
         given = logits.logits if isinstance(logits, Predictions) else logits
         scores = _floating(given, where=type(self).__name__)
+        if scores.ndim == 1 and getattr(self, "num_classes_", None) == 2:
+            scores = both_classes(scores, "logits")
         found = self._checked_log_probs(scores)
         found = (found.exp_() if as_probs else found).to(torch.promote_types(scores.dtype, torch.float32))
         return found if isinstance(given, Tensor) else np.asarray(found.numpy())

@@ -29,7 +29,7 @@ from calibrant.cli.terminal import (
     show_prose,
 )
 from calibrant.core.binning import Summary, summarize
-from calibrant.core.checks import lookup
+from calibrant.core.checks import check_choice, lookup
 from calibrant.core.records import Bins, ClassScore, Estimate, Paired, Predictions, Scores, Split, without_nan
 from calibrant.io import (
     find_files,
@@ -481,6 +481,7 @@ def monitor_stream(
     """Measure every window of the stream in ``paths``, print them, draw them; ``how`` as in `Request`."""
     if figure is not None:
         check_destination(figure, (".png", ".pdf"))
+    check_choice(window, ("hour", "day", "week", "month", "value"), where="monitor", name="--window")
     request, files = Request(**how), [file for path in paths for file in find_files(path)]
     monitor = CalibrationMonitor(
         window=None if window == "value" else window,  # type: ignore[arg-type]

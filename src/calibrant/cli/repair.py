@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,8 @@ def repair_file(
     check_destination(out, FORMATS)
     if calibrator is not None:
         check_destination(calibrator, (".json", ".onnx"))
+        if calibrator.suffix.lower() == ".onnx" and find_spec("onnxscript") is None:
+            raise ImportError(f"{calibrator}: an ONNX model needs onnxscript. Run `pip install 'calibrant[onnx]'`.")
     if out.resolve() in (fit.resolve(), file.resolve()):
         raise ValueError(f"{out}: the result must not replace the predictions it is made from. Give it another name.")
     request = Request(**how)
@@ -177,8 +180,12 @@ def decide(fit: Path, file: Path, *, max_errors: Sequence[float] | None, delta: 
         rows.append([f"{100 * promise.max_error:.4g}%", *found])
     console.print(fit_table(("Error at most", "If surer than", "Answered", "Error here"), rows, width=console.width))
     console.print()
-    sure = f"With {100 * (1 - delta):g}% probability for each row, the error among its answers is at most the first column"
-    show_prose(console, f"{sure}, as long as examples are drawn like those of {fit.name}.")
+    for promise in promises:
+        if promise.reason:
+            show_prose(console, f"Nothing guarantees {100 * promise.max_error:.4g}%: {promise.reason}")
+    if any(promise.threshold is not None for promise in promises):
+        sure = f"With {100 * (1 - delta):g}% probability for each row, the error among its answers is at most the first column"
+        show_prose(console, f"{sure}, as long as examples are drawn like those of {fit.name}.")
 
 
 def write_report(

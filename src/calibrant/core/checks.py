@@ -175,9 +175,14 @@ def check_prob_values(probs: Tensor, *, where: str, first_row: int = 0) -> None:
         return
     _refuse_infinite(work.sum(1), "`probs` must be finite", where=where, first_row=first_row)
     if low < 0 or high > 1 + tolerance:
+        if work.shape[1] == 2 and float(off.amax()) <= tolerance:
+            # Mostly made from one score, that of the positive class.
+            low, high = float(work[:, 1].amin()), float(work[:, 1].amax())
         hint = "They look like logits: give them as `logits`, or take their softmax. Divide percentages by 100."
-        if low > -0.1 and high < 1.1:
-            hint = "Set what is below zero to zero and divide every row by its sum, if they are probabilities."
+        if low > -0.5 and high < 1.5:
+            hint = "If they are probabilities, move them into [0, 1] and divide every row by its sum."
+        elif low >= 0:
+            hint = "Divide percentages by 100. If they look like logits, give them as `logits`, or take their softmax."
         raise ValueError(f"{where}: `probs` must lie in [0, 1], got values from {low:.4g} to {high:.4g}. {hint}")
     row = int(off.argmax())
     raise ValueError(
@@ -269,7 +274,7 @@ def _number(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        return math.nan
+        return {"false": 0.0, "true": 1.0}.get(text.lower(), math.nan)
 
 
 def check_label_values(labels: Tensor, num_classes: int, *, where: str) -> None:
@@ -282,7 +287,8 @@ def _check_label_range(low: float, high: float, num_classes: int, *, where: str)
     if low < 0 or high >= num_classes:
         hint = " They look one-based: pass `labels - 1`." if low >= 1 and high == num_classes else ""
         if low < 0:
-            hint = f" Pass `ignore_index={low}` if it marks examples to leave out (`--ignore-index {low}`)."
+            signs = "Write labels -1 and 1 as 0 and 1. " if (low, high, num_classes) == (-1, 1, 2) else ""
+            hint = f" {signs}Pass `ignore_index={low}` if it marks examples to leave out (`--ignore-index {low}`)."
         raise ValueError(f"{where}: `labels` must lie in [0, {num_classes - 1}], got {low if low < 0 else high}.{hint}")
 
 

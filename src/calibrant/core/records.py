@@ -474,6 +474,7 @@ class Promise:
         coverage: Share of the other examples that it answers.
         error: Share of these answers that are wrong; nan where there is none.
         answered: Number of these answers.
+        reason: Why nothing can be guaranteed.
     """
 
     max_error: float
@@ -481,6 +482,7 @@ class Promise:
     coverage: float = 0.0
     error: float = math.nan
     answered: int = 0
+    reason: str = ""
 
 
 @dataclass(frozen=True)

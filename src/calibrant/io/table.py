@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -241,7 +242,7 @@ def _csv_head(path: str | Path) -> tuple[list[str], int, str, str]:
 
 
 def _not_a_table(path: str | Path, error: Exception) -> ValueError:
-    said = str(error).splitlines()[0]
+    said = re.sub(r".*Row #(\d+): .*invalid value (.*)", r"\2 in line \1", str(error).splitlines()[0])
     return ValueError(f"{path}: must be a table of UTF-8 text with numbers such as 0.25 for scores and weights, got: {said}.")
 
 

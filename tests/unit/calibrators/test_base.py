@@ -291,3 +291,13 @@ def test_pipeline_after_a_model_that_gives_scores() -> None:
     np.testing.assert_allclose(pipeline.predict_proba(LOGITS[200:]), alone.predict_proba(scores))
     assert pipeline.predict(LOGITS[200:]).tolist() == scores.argmax(1).tolist()
     assert pipeline.set_params(temperaturescaling__n_bins=7)[-1].n_bins == 7
+
+
+def test_binary_calibrator_takes_log_odds() -> None:
+    odds = torch.linspace(-3, 3, 200)
+    both = torch.stack([torch.zeros(200), odds], 1)
+    found = TemperatureScaling().fit(both, (odds > 0).long() ^ (torch.arange(200) % 5 == 0).long())
+    new = odds[3:9] / 2
+    expected = found.predict_proba(both[3:9] / 2)
+    assert torch.equal(found.predict_proba(new), expected)
+    assert found.predict(new.numpy()).tolist() == expected.argmax(1).tolist()

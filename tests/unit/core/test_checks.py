@@ -87,10 +87,10 @@ def test_shapes_each_mistake_is_named(probs: torch.Tensor, labels: torch.Tensor,
     [
         ([[0.5, 0.5], [float("nan"), 0.5]], "`probs` must be finite, got nan in row 1"),
         ([[float("inf"), 0.5], [0.5, 0.5]], "`probs` must be finite, got inf in row 0"),
-        ([[0.5, 0.5], [3.0, -2.0]], r"`probs` must lie in \[0, 1\], got values from -2 to 3. They look like logits"),
+        ([[0.5, 0.5], [3.0, -2.0]], r"`probs` must lie in \[0, 1\], got values from -2 to 0.5. They look like logits"),
         ([[0.5, 0.5], [0.5, 0.6]], r"rows of `probs` must sum to 1 \(within 1e-06\), got 1.1 in row 1. Normalise"),
         ([[0.5, 0.5], [0.0, 0.0]], "rows of `probs` must sum to 1"),
-        ([[0.5, 0.5], [1.0, -1e-9]], r"`probs` must lie in \[0, 1\], got values from -1e-09 to 1. Set what is below"),
+        ([[0.5, 0.5], [1.0, -1e-9]], r"`probs` must lie in \[0, 1\], got values from -1e-09 to 0.5. If they are prob"),
         ([[50.0, 50.0], [90.0, 10.0]], r"`probs` must lie in \[0, 1\], got values from 10 to 90.* Divide percentages by 100"),
     ],
 )
@@ -134,6 +134,11 @@ def test_logit_values_each_mistake_is_named(row: list[float], message: str) -> N
 def test_label_values_each_mistake_is_named(labels: list[int], message: str) -> None:
     with pytest.raises(ValueError, match=f"^f: {message}"):
         check_label_values(torch.tensor(labels), 3, where="f")
+
+
+def test_labels_minus_one_and_one_are_told_what_to_be() -> None:
+    with pytest.raises(ValueError, match="got -1. Write labels -1 and 1 as 0 and 1"):
+        check_label_values(torch.tensor([1, -1]), 2, where="f")
 
 
 @pytest.mark.parametrize(

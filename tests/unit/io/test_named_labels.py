@@ -120,3 +120,8 @@ def test_weights_are_read_under_each_of_their_names(tmp_path: Path, ending: str,
     assert found.columns == {}
     pieces = list(iter_prediction_batches(path, batch_rows=3, columns=[]))
     assert [part.weights.tolist() for part in pieces if part.weights is not None] == [WEIGHTS[:3], WEIGHTS[3:]]
+
+
+def test_labels_of_a_csv_may_be_true_and_false(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("score,label\n0.7,True\n0.2,False\n0.4,true\n")
+    assert load_predictions(tmp_path / "x.csv").labels.tolist() == [1, 0, 1]
