@@ -265,9 +265,7 @@ def write_table(fields: Fields, extras: Extras, handle: BinaryIO, *, as_text: bo
 
     Columns have the names and the order of those in ``like``.
     """
-    columns = _to_columns(fields, like)
-    order = [name for name in like.names if name in columns] if like else []
-    table = pa.table({name: columns[name] for name in dict.fromkeys([*order, *columns])})
+    table = pa.table(_to_columns(fields, like))
     if not as_text:
         table = table.replace_schema_metadata({EXTRAS_KEY: extras.to_json()})
         pq.write_table(table, handle, row_group_size=2 * _WRITE_ROWS)
@@ -289,17 +287,16 @@ def _to_columns(fields: Fields, like: TableFile | None) -> Fields:
     scores = fields[kind]
     # float16 is rare in tables and not understood by every reader; the precision is kept beside the data.
     scores = scores.astype(np.float32) if scores.dtype == np.float16 else scores
-    known = {"labels": "label", "weights": "weight"}
-    if like is not None:
-        weights = (name for name in _WEIGHTS if name in like.names)
-        known = {"labels": like.label or "label", "weights": next(weights, "weight")}
+    order = like.names if like else []
+    known = {"labels": (like.label if like else "") or "label"}
+    known["weights"] = next((name for name in _WEIGHTS if name in order), "weight")
     parts = [scores] if scores.ndim == 1 else [np.ascontiguousarray(part) for part in scores.T]
     usual = [f"{prefix}1"] if scores.ndim == 1 else [f"{prefix}{k}" for k in range(len(parts))]
-    names = like.scores if like and len(like.scores) == len(parts) else usual
+    names = like.scores if like and (like.kind, len(like.scores)) == (kind, len(parts)) else usual
     columns = dict(zip(names, parts, strict=True))
     for name, values in fields.items():
         if name not in (kind, "class_names"):
             column = np.full(len(scores), str(values)) if name == "split" else values
             as_known = known.get(name, name)
             columns[as_known] = column.astype(str) if column.dtype.kind == "M" else column
-    return columns
+    return {name: columns[name] for name in dict.fromkeys([*order, *columns]) if name in columns}

@@ -295,3 +295,13 @@ def test_folders_of_partitions_make_columns(tmp_path: Path, ending: str) -> None
     assert pieces[0].columns["zip"].tolist() == ["007", "1e3", "true", "NA", ""] * 2
     everything = next(iter_prediction_batches(tmp_path, batch_rows=1))
     assert everything.columns["day"].tolist() == ["2024-01-01"]
+
+
+def test_save_like_a_file_keeps_names_of_weights_but_not_of_scores_of_another_kind(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("y,sample_weight,logit0,logit1\n1,2.0,0.5,0.25\n")
+    given = load_predictions(tmp_path / "x.csv")
+    for scores, names in (({"logits": given.logits}, ["logit0", "logit1"]), ({"probs": given.probs}, ["p0", "p1"])):
+        save_predictions(given.replace(**scores), tmp_path / "new.csv", like=tmp_path / "x.csv")
+        head = (tmp_path / "new.csv").read_text().splitlines()[0].split(",")
+        assert sorted(head) == sorted(["y", "sample_weight", *names])
+        assert load_predictions(tmp_path / "new.csv").probs.equal(given.probs)
