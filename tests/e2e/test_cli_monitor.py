@@ -38,6 +38,7 @@ def test_monitor_alarms_after_a_change_and_says_so_by_its_exit_code(tmp_path: Pa
     code, out, _ = run_command(capsys, *common, "--fail-on-alarm", "--figure", tmp_path / "drift.png")
     assert code == 3
     assert "Alarm in 2024-05-1" in out
+    assert "some probabilities are off by more than 2 points" in " ".join(out.split())
     assert (tmp_path / "drift.png").stat().st_size > 10_000
     code, out, _ = run_command(capsys, *common, "--json", "--window", "week")
     found = json.loads(out)

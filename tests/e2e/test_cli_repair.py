@@ -70,10 +70,11 @@ def test_repair_prints_before_after_and_the_test(capsys: pytest.CaptureFixture[s
 def test_repair_auto_ranks_methods(
     capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    few = {name: CALIBRATORS[name] for name in ("temperature", "platt", "histogram")}
+    few = {name: CALIBRATORS[name] for name in ("temperature", "platt", "histogram", "attended_temperature")}
     monkeypatch.setattr("calibrant.calibrators.auto.candidates", lambda: few)
     code, text, err = repair(capsys, folder, tmp_path / "r.npz")
     assert code == 0, err
+    assert "attended_temperature is not used: " in text
     assert "temperature is best: it lowers the held-out negative log-likelihood" in " ".join(text.split())
     assert "doing nothing" in text
     assert "chosen" in text

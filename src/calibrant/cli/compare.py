@@ -140,18 +140,13 @@ def show_table(table: Table, *, console: Terminal) -> None:
     drop = [plain.index(name) for name in (*added, *_DROP) if name in plain]
     # A sign in place of bold, where the terminal, or a file, has none.
     best = "*" if console.color_system is None else ""
-    missing: set[str] = set()
     for section in table.sections:
         rows = [_row(table, row, best=best) for row in section.rows]
-        fitted = fit_table(names, rows, width=console.width, drop=drop)
         show_heading(console, section.title, "")
-        console.print(fitted)
-        missing |= {*names} - {str(column.header) for column in fitted.columns}
+        console.print(fit_table(names, rows, width=console.width, drop=drop))
     console.print()
     if signs := _signs(table, best=best):
         console.print(Text(signs, "dim"))
-    if dropped := [name.removesuffix(" %") for name in names if name in missing]:
-        console.print(Text(f"not shown for want of room, but in {table.name}.md: {', '.join(dropped)}", "dim"))
 
 
 def _signs(table: Table, *, best: str) -> str:

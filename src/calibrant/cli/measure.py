@@ -69,8 +69,8 @@ SAMPLE_ROWS = 200_000
 # Terminals at least this wide get a column that explains every metric.
 _WIDE = 104
 _INTERVAL = "95% interval"
-_COLOURS = {"over-confident": "red", "under-confident": "blue", "both": "magenta", "no clear error": "green"}
-_COLOURS |= {"too often": "red", "too rarely": "blue"}
+_COLOURS = {"over-confident": "red", "under-confident": "blue", "over- and under-confident": "magenta"}
+_COLOURS |= {"too often": "red", "too rarely": "blue", "too often and too rarely": "magenta", "no clear error": "green"}
 _JUDGED = {"same": "dim", "unclear": "dim", "better": "green", "worse": "red"}
 _LONGEST_BAR = 16
 # Bins that are shown at most; more make a table that nobody reads.
@@ -367,9 +367,7 @@ def comparison_table(parts: Mapping[str, Scores], *, width: int) -> Table:
         found = [(write_estimate(scores[key], metric), abs(scores[key].value) == best) for scores in parts.values()]
         cells = [cell for (value, interval), is_best in found for cell in (_value(value, is_best), _dim(interval))]
         rows.append([metric.label, *cells])
-    table = fit_table(["Metric", *(head for name in parts for head in (name, _INTERVAL))], rows, width=width)
-    if not fits(table, width):
-        table = fit_table(["Metric", *parts], [[row[0], *row[1::2]] for row in rows], width=width)
+    table = fit_table(["Metric", *(head for name in parts for head in (name, _INTERVAL))], rows, width=width, drop=(2,))
     return table if fits(table, width) else parts_table("File", parts, width=width)
 
 
@@ -522,9 +520,10 @@ def show_windows(watched: Watched) -> None:
     console.print()
     first, off = watched.first_alarm, f"{100 * watched.tolerance:g} points"
     if first is None:
-        quiet = f"No alarm: these {len(windows)} windows do not prove that probabilities are off by more than {off}."
+        quiet = f"No alarm: these {len(windows)} windows do not prove that any probabilities are off by more than {off}."
         show_prose(console, quiet, style="bold")
     else:
         chance = f"An alarm without cause, in any window, has a chance of {100 * watched.false_alarms:g}% at most."
-        alarm = f"Alarm in {first.name}: probabilities are off by more than {off}. {chance}"
+        what = f"some probabilities are off by more than {off}. The mean over all of them, Bias, can be smaller."
+        alarm = f"Alarm in {first.name}: {what} {chance}"
         show_prose(console, alarm, style="bold red")

@@ -123,6 +123,9 @@ def _show(done: Repaired, data: str) -> None:
     if isinstance(done.calibrator, AutoCalibrator):
         console.print()
         console.print(ranking_table(done.calibrator, width=console.width))
+        for entry in done.calibrator.ranking_:
+            if entry.failure:
+                show_prose(console, f"{entry.name} is not used: {entry.failure}", style="dim")
     if isinstance(done.fitted, Identity):
         how = "as they were"
         show_heading(console, "Unchanged", "")
@@ -132,7 +135,7 @@ def _show(done: Repaired, data: str) -> None:
         show_heading(console, "Before and after", "best values in bold")
         show_side_by_side(console, {"before": done.before, "after": done.after}, {"after": done.paired})
         console.print()
-        show_prose(console, f"The repair {tell_effect(done.before, done.after, done.paired, it='the ECE')}", style="bold")
+        show_prose(console, f"The repair {tell_effect(done.before, done.after, done.paired)}", style="bold")
     floor = f", with probabilities of at least {done.calibrator.floor_:.3g}" if done.calibrator.floor_ else ""
     console.print(f"\n{done.after.file} holds the predictions {how}{floor}.\n", soft_wrap=True)
 

@@ -77,10 +77,11 @@ def fit_table(headers: Sequence[str], rows: Sequence[Row], *, width: int, drop: 
         headers: Names of the columns.
         rows: Cells of each row.
         width: Columns of the terminal.
-        drop: Positions of columns to leave out where the room is short, in this order.
+        drop: Positions of columns to leave out where the room is short, in this order, each with all others of its name.
 
     Returns:
-        A table at most ``width`` wide, unless that cuts numbers; names that are too long are folded.
+        A table at most ``width`` wide, unless that cuts numbers, with the names of columns left out below it; names in it that
+        are too long are folded.
     """
     # What a name holds is never read as markup.
     texts = [[Text(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
@@ -88,8 +89,10 @@ def fit_table(headers: Sequence[str], rows: Sequence[Row], *, width: int, drop: 
     kept = list(range(len(headers)))
     for place in drop:
         if sum(sizes[k] + _GAP for k in kept) - _GAP > width:
-            kept.remove(place)
+            kept = [k for k in kept if headers[k] != headers[place]]
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="dim", padding=(0, _GAP - 1, 0, 0))
+    if missing := dict.fromkeys(name for k, name in enumerate(headers) if name and k not in kept):
+        table.caption = Text(f"not shown for want of room: {', '.join(missing)}", "dim", justify="left")
     table.add_column(headers[0], overflow="fold", min_width=min(sizes[0], _LEAST_NAME))
     for k in kept[1:]:
         table.add_column(headers[k], justify="right" if headers[k] else "left", no_wrap=True, min_width=sizes[k])

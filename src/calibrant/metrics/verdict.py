@@ -112,15 +112,15 @@ def is_miscalibrated(scores: Scores) -> bool:
 
 
 def direction(scores: Scores) -> str:
-    """Return "over-confident", "under-confident", "both" in different places, or "no clear error".
+    """Return "over-confident", "under-confident", "over- and under-confident" in different places, or "no clear error".
 
-    Of two classes: whether the positive one is predicted "too often" or "too rarely".
+    Of two classes: whether the positive one is predicted "too often", "too rarely", or "too often and too rarely".
     """
     gap = scores["signed_gap" if scores.positive is None else "binary_gap"]
     if not is_miscalibrated(scores):
         return "no clear error"
     if gap.low <= 0 <= gap.high:
-        return "both"
+        return "over- and under-confident" if scores.positive is None else "too often and too rarely"
     words = ("under-confident", "over-confident") if scores.positive is None else ("too rarely", "too often")
     return words[gap.value > 0]
 
@@ -140,14 +140,14 @@ def verdict(scores: Scores) -> str:
     accuracy = 1 - scores["error"].value
     sure, right = (f"{100 * value:.1f}%" for value in (accuracy + scores["signed_gap"].value, accuracy))
     strength = "slightly " if scores[key].value < _SLIGHT else "strongly " if scores[key].value > _STRONG else ""
-    opening = strength + said.replace("both", "over-confident here and under-confident there")
+    opening = strength + said.replace("over- and under-confident", "over-confident here and under-confident there")
     return f"{opening.capitalize()}: {sure} sure on average, {right} right; the ECE is {chance}"
 
 
 def _tell_place(positive: PositiveClass, said: str) -> str:
     """Say how the predictions of the positive class are off on average, and where most; ``said`` is of `direction`."""
     predicted, observed = write_percent(positive.predicted), write_percent(positive.observed)
-    how = said.replace("both", "too often here and too rarely there")
+    how = said.replace("too often and too rarely", "too often here and too rarely there")
     told = f"Predicts {positive.name or 'the positive class'} {how}: {predicted} on average, {observed} observed"
     if said == "too often" and positive.predicted >= 1.1 * positive.observed > 0:
         told += f" ({positive.predicted / positive.observed:.1f} times as much)"
@@ -169,11 +169,13 @@ def worst_slice(scores: Scores) -> str:
     return f"{name} stands out most, with {metric_of(key).short or metric_of(key).label} {write_value(worst[key].value, '%')}"
 
 
-def tell_effect(before: Scores, after: Scores, paired: Mapping[str, Paired], *, it: str) -> str:
-    """Say what a repair did to the calibration error: what follows its name, with a full stop, and perhaps a sentence more."""
-    was, to = (write_percent(scores["ece"].value) for scores in (before, after))
-    clear, p = was != to and paired["ece"].p_value < SIGNIFICANT, write_p(paired["ece"].p_value)
-    if clear and paired["ece"].difference > 0:
+def tell_effect(before: Scores, after: Scores, paired: Mapping[str, Paired]) -> str:
+    """Say what a repair did to `main_error`: what follows the repair's name, with a full stop, and perhaps a sentence more."""
+    key, _ = main_error(before)
+    it, test = f"the {metric_of(key).short or metric_of(key).label}", paired[key]
+    was, to = (write_percent(scores[key].value) for scores in (before, after))
+    clear, p = was != to and test.p_value < SIGNIFICANT, write_p(test.p_value)
+    if clear and test.difference > 0:
         return f"makes {it} worse here: {to} ({p}). {_UNLIKE}; do not use it."
     if clear:
         told = f"brings {it} to {to}" + ("" if is_miscalibrated(after) else ", which can no longer be told from calibrated")

@@ -21,8 +21,8 @@ from calibrant.core.checks import check_count
 from calibrant.core.records import Bins, BinSweep, Entry
 from calibrant.metrics.levels import BIN_COUNTS, bin_sweep
 from calibrant.metrics.measure import Watched
-from calibrant.metrics.verdict import PALETTE, draw_counts, draw_diagram, intervals_of
-from calibrant.report.rows import Cell, Row, Section, Style, group_rows
+from calibrant.metrics.verdict import PALETTE, draw_counts, draw_diagram, intervals_of, main_error
+from calibrant.report.rows import Cell, Row, Section, Style, group_rows, metric_column
 from calibrant.report.save import (
     COLUMN_WIDTH,
     TEXT_WIDTH,
@@ -519,18 +519,19 @@ def draw_reliability_grid(
 
 
 def draw_monitor(watched: Watched, *, title: str = "") -> Figure:
-    """Draw ECE and bias with their intervals, and the evidence with the line of the alarm."""
+    """Draw calibration error and bias with their intervals, and the evidence with the line of the alarm."""
     windows, at = watched.windows, range(len(watched.windows))
+    key, _ = main_error(windows[0].scores)
     look = {"marker": "o", "markersize": 2.5}
     with print_figure(TEXT_WIDTH, 5.2) as figure:
         ece, gap, evidence = figure.subplots(3, 1, sharex=True, height_ratios=(3, 2, 2))
-        for ax, found in ((ece, [window.scores["ece"] for window in windows]), (gap, [window.bias for window in windows])):
+        for ax, found in ((ece, [window.scores[key] for window in windows]), (gap, [window.bias for window in windows])):
             value, low, high = 100 * np.array(found, dtype=float).T
             ax.fill_between(at, low, high, color=PALETTE["sky"], alpha=0.35, linewidth=0, label="95 % interval")
             ax.plot(at, value, color=PALETTE["blue"], **look)
-        chance = [100 * window.scores.ece_if_calibrated.p95 for window in windows]
+        chance = [100 * main_error(window.scores)[1].p95 for window in windows]
         ece.plot(at, chance, color="0.5", linestyle="--", label="a calibrated model, 95 of 100 times")
-        ece.set(ylabel="ECE (%)", title=title, ylim=(0, None))
+        ece.set(ylabel=metric_column(key).heading, title=title, ylim=(0, None))
         gap.axhline(0, color="0.5", linewidth=0.6)
         gap.set(ylabel="bias (%)")
         # What is beyond these is drawn at the edge.

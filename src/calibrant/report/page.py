@@ -195,8 +195,8 @@ def give_verdict(scores: Scores, repaired: Repair | None) -> Verdict:
     """Say what was found of predictions, and what a repair, if there was one, did for them."""
     key, null = main_error(scores)
     few, ece, said = scores.n < FEW, scores[key], direction(scores)
-    tones = {"over-confident": "over", "too often": "over", "under-confident": "under", "too rarely": "under", "both": "both"}
-    tone = tones.get(said, "unsure" if few else "good")
+    tones = {"over-confident": "over", "too often": "over", "under-confident": "under", "too rarely": "under"}
+    tone = tones.get(said, "both" if " and " in said else "unsure" if few else "good")
     headline = {
         "both": f"Over-confident here, under-confident there: off by {100 * ece.value:.1f} points",
         "unsure": "Too few examples to see an error",
@@ -205,7 +205,7 @@ def give_verdict(scores: Scores, repaired: Repair | None) -> Verdict:
     if scores.positive is not None and said in ("too often", "too rarely"):
         name, points = scores.positive.name or "the positive class", 100 * abs(scores["binary_gap"].value)
         headline = f"Predicts {name} {said}, by {points:.{1 if points >= 1 else 2}f} points"
-    elif scores.positive is not None and said == "both":
+    elif scores.positive is not None and tone == "both":
         headline = f"Too sure here, not sure enough there: off by {100 * ece.value:.1f} points"
     n, seen = count_examples(scores.n), write_percent(null.p95)
     caution = {
@@ -222,7 +222,7 @@ def _tell_repair(before: Scores, repaired: Repair) -> str:
         return f"Of the repairs tried on {on} none was clearly better than doing nothing: the probabilities stay as they are."
     is_plain = repaired.name == "temperature" and repaired.temperature is not None
     what = f"Temperature {repaired.temperature:.2f}" if is_plain else repaired.label[:1].upper() + repaired.label[1:]
-    return f"{what}, fitted on {on}, {tell_effect(before, repaired.after.scores, repaired.paired, it='the ECE')}"
+    return f"{what}, fitted on {on}, {tell_effect(before, repaired.after.scores, repaired.paired)}"
 
 
 def give_runs_verdict(sections: Sequence[Section]) -> Verdict:
@@ -338,7 +338,7 @@ def _predictions_data(
         "calibrators": [
             {
                 "name": _label(entry.name),
-                "ece": entry.scores["ece"],
+                "ece": entry.scores[main_error(examined.scores)[0]],
                 "nll": entry.scores["nll"],
                 "chosen": entry.name == repaired.name,
                 "idle": entry.name == "none",
@@ -363,7 +363,14 @@ def _words(examined: Examined | None) -> dict[str, str]:
             "under": "under-confident",
             "error": "ECE",
             "worst": "MCE",
+            "spread": "Confidence when right and when wrong",
+            "spread_about": "A good model is sure when it is right and hesitant when it is wrong.",
+            "right": "right predictions",
+            "wrong": "wrong predictions",
+            "mean_right": "sure when right",
+            "mean_wrong": "sure when wrong",
         }
+    name = positive.name or "positive"
     return {
         "question": f"Does {positive.name or 'the positive class'} occur as often as predicted?",
         "about": f"Examples are grouped by {positive.probability}. A bar shows how often the class occurred in its group; "
@@ -374,6 +381,12 @@ def _words(examined: Examined | None) -> dict[str, str]:
         "under": "predicted too rarely",
         "error": "binary ECE",
         "worst": "worst bin",
+        "spread": f"{positive.probability} of {name} and of other examples",
+        "spread_about": "A good model gives the first a high probability and the others a low one.",
+        "right": f"{name} examples",
+        "wrong": "other examples",
+        "mean_right": f"on average if {name}",
+        "mean_wrong": "on average if not",
     }
 
 
@@ -381,9 +394,11 @@ def _side(examined: Examined, *, stops: Sequence[int], n_resamples: int, seed: i
     scores = examined.scores
     summary = summarize(examined.predictions, n_bins=scores.n_bins, keep=None)
     top, scale = summary.examples, summary.effective_n / summary.weight
-    # Mean confidence of the right and of the wrong predictions; nan where there are none.
-    parts = (top.mass * top.correct, top.mass * (1 - top.correct))
-    right, wrong = (float(part @ top.confidence / part.sum()) for part in parts)
+    # Mean confidence of the right and of the wrong predictions, or probability of the positive class of examples that are
+    # and are not of it; nan where there are none.
+    shown = (summary.positive or summary).examples
+    parts = (shown.mass * shown.correct, shown.mass * (1 - shown.correct))
+    right, wrong = (float(part @ shown.confidence / part.sum()) for part in parts)
     return {
         "error": scores["error"].value,
         "aurc": scores["aurc"].value,

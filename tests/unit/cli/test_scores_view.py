@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from calibrant import measure
 from calibrant.cli.measure import (
     Measured,
     bins_table,
@@ -68,7 +69,7 @@ def test_tables_fit_every_terminal_and_keep_their_numbers(width: int) -> None:
 
 def test_bins_table_leaves_out_empty_bins_and_shows_what_each_adds() -> None:
     lines = lines_of(bins_table(made_scores().bins, width=80), width=80)
-    assert len(lines) == 4
+    assert lines[4:] == ["not shown for want of room: 95% interval"]
     # 400 of 1,000 examples with a gap of -10 points add 4 points, 600 with +10 add 6.
     assert lines[2].split() == ["33", "–", "67%", "400", "50.00%", "60.00%", "−10.00%", "4.00%", "█" * 11]
     assert lines[3].split() == ["67", "–", "100%", "600", "90.00%", "80.00%", "+10.00%", "6.00%", "█" * 16]
@@ -80,6 +81,11 @@ def test_bins_table_edges_have_the_digits_that_tell_them_apart(n_bins: int, labe
     middle = (edges[:-1] + edges[1:]) / 2
     bins = Bins(edges=edges, count=torch.ones_like(middle), confidence=middle, accuracy=1 - edges[1:])
     assert lines_of(bins_table(bins, width=80), width=80)[2].startswith(label)
+
+
+def test_scores_off_both_ways_say_so_of_two_classes() -> None:
+    scores = measure([0.1] * 1000 + [0.9] * 1000, [1, 0] * 1000, n_resamples=100)
+    assert lines_of(scores_table(scores, width=80), width=80)[2].endswith("too often and too rarely")
 
 
 def test_classes_table_says_in_which_direction() -> None:
@@ -116,6 +122,7 @@ def test_paired_table_judges_only_what_is_clear_and_leaves_out_intervals_first()
     assert [line.split()[-1] for line in lines[2:]] == ["worse", "same", "better", "unclear", "sure"]
     narrow = [line for line in lines_of(paired_table(tests, width=60), width=60) if line]
     assert "95% interval" not in narrow[0]
+    assert narrow.pop() == "not shown for want of room: 95% interval"
     assert [line.split()[-1] for line in narrow[2:]] == ["worse", "same", "better", "unclear", "sure"]
 
 

@@ -54,6 +54,9 @@ def test_fit_table_drops_columns_and_folds_names_but_cuts_no_number() -> None:
     assert drawn(80)[2] == "a rather long name  123456789  987654321  some [b]words"
     assert drawn(42)[2] == "a rather long name  123456789  987654321"
     assert [line.split() for line in drawn(24)[2:4]] == [["a", "rather", "long", "123456789"], ["name"]]
+    # A column without a name is not missed, one with a name is said to be missing.
+    assert not any("not shown" in line for line in drawn(42))
+    assert " ".join(drawn(24)[4:]) == "not shown for want of room: Other"
 
 
 def test_names_from_files_do_not_steer_the_terminal(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

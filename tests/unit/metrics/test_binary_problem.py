@@ -12,7 +12,7 @@ from calibrant.core.records import Scores
 from calibrant.metrics import binary_expected_calibration_error, binary_signed_calibration_gap
 from calibrant.metrics.measure import measure_summary
 from calibrant.metrics.paired import paired_test
-from calibrant.metrics.verdict import direction, main_error, verdict
+from calibrant.metrics.verdict import direction, main_error, tell_effect, verdict
 
 
 def fraud(times: float, n: int = 6000, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -42,6 +42,14 @@ def test_the_place_named_is_where_the_error_is() -> None:
     scores = measure(probs, labels)
     assert direction(scores) == "too rarely"
     assert "between 47 and 53%" in verdict(scores)
+
+
+def test_effect_of_a_repair_is_told_of_the_binary_ece() -> None:
+    labels = np.tile([1, 0], 3000)
+    before, after = (Predictions.from_binary(probs=np.repeat([0.5 - d, 0.5 + d], 3000), labels=labels) for d in (0.4, 0.1))
+    scores = [measure(given, n_resamples=100) for given in (before, after)]
+    said = tell_effect(*scores, paired_test(before, after, n_resamples=100))
+    assert said.startswith(f"brings the binary ECE to {100 * scores[1]['binary_ece'].value:.2f}%")
 
 
 def test_calibrated_rare_probabilities_are_not_accused() -> None:

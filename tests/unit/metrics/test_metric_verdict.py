@@ -56,7 +56,7 @@ def test_write_p_is_never_zero(p_value: float, text: str) -> None:
     [
         (made_scores(gap=0.04), "over-confident"),
         (made_scores(gap=-0.04), "under-confident"),
-        (made_scores(gap=0.005), "both"),
+        (made_scores(gap=0.005), "over- and under-confident"),
         (made_scores(gap=0.04, p_value=0.2), "no clear error"),
     ],
 )

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 from matplotlib.text import Text
 
+from calibrant import Predictions
 from calibrant.metrics import reliability_bins
-from calibrant.report.figures import FIGURES, draw_all, page_charts, swatch
+from calibrant.metrics.measure import CalibrationMonitor
+from calibrant.report.figures import FIGURES, draw_all, draw_monitor, page_charts, swatch
 from calibrant.report.rows import group_rows
 from figure_data import run_of
 
@@ -45,6 +47,16 @@ def test_draw_all_writes_every_figure_that_the_runs_allow(tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("empty_files")
+def test_monitor_of_two_classes_draws_the_binary_ece() -> None:
+    monitor = CalibrationMonitor(window=None)
+    monitor.update(Predictions(probs=[[0.9, 0.1], [0.4, 0.6], [0.3, 0.7]] * 20, labels=[0, 0, 1] * 20), [1, 2, 2] * 20)
+    watched = monitor.result(n_resamples=100)
+    ax = draw_monitor(watched).axes[0]
+    assert ax.get_ylabel() == "Binary ECE (%)"
+    values = [100 * window.scores["binary_ece"].value for window in watched.windows]
+    assert list(ax.lines[0].get_ydata()) == pytest.approx(values)
+
+
 def test_draw_all_of_somebodys_predictions_says_what_is_missing(tmp_path: Path) -> None:
     mine = run_of("mine", data="my data/v2", model=None, preset=None, epochs=None, seed=None)
     done = draw_all([mine], tmp_path, n_bins=(10,))

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 
 from calibrant import Predictions, measure
 from calibrant.calibrators import TemperatureScaling
@@ -135,6 +136,31 @@ def test_page_shows_the_groups_that_were_measured_before_and_after() -> None:
         assert all(f"<td>{write_value(found.value, '%')}<small>" in row for found in shown)
         assert "<td>200</td>" in row
     assert 'id="groups"' not in page()
+
+
+def test_page_of_two_classes_speaks_of_the_positive_one() -> None:
+    generator = torch.Generator().manual_seed(0)
+    p = torch.rand(400, generator=generator).double()
+    labels = (torch.rand(400, generator=generator) < p**2).long()
+    columns = {"site": ["x", "y"] * 200}
+    given = Predictions.from_binary(probs=p.numpy(), labels=labels.numpy(), columns=columns)
+    scores = measure(given, slice_by="site", n_resamples=100)
+    tried = (Candidate("none", 0.5, None, scores, True), Candidate("bbq", 0.5, None, None, True, "too few <examples>"))
+    idle = Repair("none", "doing nothing", Examined(given, scores), {}, 400, candidates=tried)
+    text = render_page(Examined(given, scores), repaired=idle, n_resamples=100)
+    data = data_of(text)["predictions"]
+    assert isinstance(data, dict)
+    assert data["sides"][0]["sureRight"] == pytest.approx(float(p[labels == 1].mean()), abs=1e-6)
+    assert data["sides"][0]["sureWrong"] == pytest.approx(float(p[labels == 0].mean()), abs=1e-6)
+    assert data["calibrators"][0]["ece"] == list(scores["binary_ece"])
+    assert "<h3>P(positive) of positive and of other examples</h3>" in text
+    assert "right predictions</span>" not in text
+    group = re.search(r'<tr data-group="x">(.*?)</tr>', text, flags=re.DOTALL)
+    assert group is not None
+    for key in ("binary_ece", "binary_gap"):
+        assert write_value(scores.slices["x"][key].value, "%", signed=key == "binary_gap") in group[1]
+    assert re.findall(r'data-main data-metric="(.*?)"', text) == ["binary_ece"]
+    assert "not used: too few &lt;examples&gt;" in text
 
 
 def test_page_where_doing_nothing_is_best_has_no_switch_but_the_calibrators() -> None:

@@ -17,18 +17,18 @@ function drawHistogram(svg, width) {
   const ticks = niceTicks(-bottom, top, 6);
   const plot = frame(svg, {
     left: LEFT, top: 30, width: width - LEFT - 14, height: 270, x: [0, 1], y: [-bottom, top], yTicks: ticks,
-    yText: (t) => wholePercent(Math.abs(t)), xTicks: shareTicks(width), xText: wholePercent, xTitle: "confidence", yTitle: "share of its group",
+    yText: (t) => wholePercent(Math.abs(t)), xTicks: shareTicks(width), xText: wholePercent, xTitle: facts.words.x, yTitle: "share of its group",
   });
   const wide = plot.width / HISTOGRAM_BINS;
   const items = rows.map((row) => ({
     x: plot.x(row.index / HISTOGRAM_BINS), y: plot.top, width: wide, height: plot.height,
-    lines: [`${wholePercent(row.index / HISTOGRAM_BINS)} to ${wholePercent((row.index + 1) / HISTOGRAM_BINS)} sure`],
+    lines: [`${facts.words.x} ${wholePercent(row.index / HISTOGRAM_BINS)} to ${wholePercent((row.index + 1) / HISTOGRAM_BINS)}`],
   }));
   for (const [name, { held, shares, sign, mean }] of Object.entries(kinds)) {
     shares.forEach((share, k) => {
       const ends = [plot.y(0), plot.y(sign * share)].sort((a, b) => a - b);
       add(svg, "rect", { class: name, x: items[k].x + 1, width: wide - 2, y: ends[0], height: ends[1] - ends[0] });
-      items[k].lines.push(`${facts.weighted ? "weight " : ""}${count(Math.round(held[k]))} ${name} (${percent(share, 1)} of the ${name})`);
+      items[k].lines.push(`${facts.weighted ? "weight " : ""}${count(Math.round(held[k]))} ${facts.words[name]} (${percent(share, 1)} of them)`);
     });
     if (mean === null) continue;
     const x = plot.x(mean);
@@ -36,17 +36,19 @@ function drawHistogram(svg, width) {
     const end = sign > 0 ? plot.top : plot.bottom;
     const spot = { x: before ? x - 6 : x + 6, y: end + (sign > 0 ? 8 : -6), "text-anchor": before ? "end" : "start" };
     add(svg, "line", { class: "mean", x1: x, x2: x, y1: plot.y(0), y2: end });
-    add(svg, "text", { class: "note strong halo", ...spot }, `${percent(mean, 1)} sure when ${name}`);
+    add(svg, "text", { class: "note strong halo", ...spot }, `${percent(mean, 1)} ${facts.words[`mean_${name}`]}`);
   }
   add(svg, "line", { class: "zero", x1: plot.left, x2: plot.right, y1: plot.y(0), y2: plot.y(0) });
-  explore(svg, items, "Confidence when right and when wrong.");
+  explore(svg, items, `${facts.words.spread}.`);
   return plot.bottom + 46;
 }
 
 function drawRegions(svg, width) {
   const rows = rowsOf(currentSide().regions);
   const total = sumOf(rows, (row) => row.count);
-  const edges = facts.regions;
+  // No confidence in two classes is below the first region.
+  const first = Math.min(...facts.sides.flatMap((side) => rowsOf(side.regions).map((row) => row.index)));
+  const edges = facts.regions.slice(first);
   const most = niceCeil(100 * Math.max(0.02, ...facts.sides.flatMap((side) => rowsOf(side.regions).map((row) => 1.3 * Math.abs(row.gap)))), 2) / 100;
   const left = 92;
   const high = 38;
@@ -61,8 +63,9 @@ function drawRegions(svg, width) {
   const middle = (k) => ({ y: plot.top + (k + 0.5) * high, dy: "0.32em", "text-anchor": "end" });
   names.forEach((name, k) => add(svg, "text", { class: "label", x: left - 10, ...middle(k) }, name));
   const items = rows.map((row) => {
-    const [y, share] = [plot.top + row.index * high, row.count / total];
-    add(svg, "text", { class: "note", x: width - 4, ...middle(row.index) }, percent(share, share < 0.1 ? 1 : 0));
+    const place = row.index - first;
+    const [y, share] = [plot.top + place * high, row.count / total];
+    add(svg, "text", { class: "note", x: width - 4, ...middle(place) }, percent(share, share < 0.1 ? 1 : 0));
     const ends = [plot.x(0), plot.x(row.gap)].sort((a, b) => a - b);
     const over = row.gap > 0;
     add(svg, "rect", { class: `gap ${over ? "over" : "under"}`, x: ends[0], width: ends[1] - ends[0], y: y + 9, height: high - 18 });
@@ -71,7 +74,7 @@ function drawRegions(svg, width) {
     return {
       x: plot.left, width: plot.width, y, height: high,
       lines: [
-        `${names[row.index]} sure`, `${content(row.count)} (${percent(share, 1)})`,
+        `${names[place]} sure`, `${content(row.count)} (${percent(share, 1)})`,
         `${percent(row.confidence, 1)} sure, ${percent(row.accuracy, 1)} right`,
         `${signed(row.gap)} points, ${over ? "over-confident" : "under-confident"}`,
       ],
@@ -134,7 +137,7 @@ function drawCalibrators(svg, width) {
   const plot = frame(svg, {
     left, top: 8, width: width - left - 24, height: high * all.length, x: [low, most + (most - low) * 0.04], y: [0, 1], xGrid: true,
     xTicks: ticks, xText: isEce ? percentTicks(ticks) : (value) => `${+value.toPrecision(4)}`,
-    xTitle: `${isEce ? "ECE" : "negative log-likelihood"} on the test data`,
+    xTitle: `${isEce ? facts.words.error : "negative log-likelihood"} on the test data`,
   });
   const clip = (value) => (value === null ? plot.right + 8 : Math.min(plot.x(value), plot.right + 8));
   if (idle) add(svg, "line", { class: "cursor", x1: clip(idle[key][0]), x2: clip(idle[key][0]), y1: plot.top, y2: plot.bottom });
@@ -149,7 +152,7 @@ function drawCalibrators(svg, width) {
     add(svg, "circle", { class: `dot ${kind}`, cx: clip(value), cy: y, r: 5 });
     return {
       x: 0, width, y: y - high / 2, height: high,
-      lines: [entry.name, `${isEce ? "ECE" : "NLL"} ${write(value)}`, `95% interval ${write(from)} to ${write(to)}`],
+      lines: [entry.name, `${isEce ? facts.words.error : "NLL"} ${write(value)}`, `95% interval ${write(from)} to ${write(to)}`],
     };
   });
   explore(svg, items, "Calibrators on the test data.");
