@@ -155,8 +155,8 @@ def promise_table(
     for limit in sorted(max_errors or _USUAL_LIMITS, reverse=True):
         try:
             threshold = SelectiveClassifier(max_error=limit, delta=delta).fit(fit).threshold_
-        except FitError as error:
-            rows.append(Promise(limit, reason=str(error).partition(": ")[2]))
+        except FitError as failure:
+            rows.append(Promise(limit, reason=str(failure).partition(": ")[2]))
         else:
             answered = test.confidence > threshold
             n = int(answered.sum())

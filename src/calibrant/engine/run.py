@@ -41,7 +41,7 @@ from calibrant.engine.setup import (
     load_weights,
     save_weights,
 )
-from calibrant.io.files import atomic_writer
+from calibrant.io.files import atomic_writer, write_file
 from calibrant.io.predictions import load_predictions, save_predictions
 from calibrant.meta.step import meta_mode
 from calibrant.metrics.binned import expected_calibration_error
@@ -341,11 +341,14 @@ class RunFolder:
 
     def begin(self, assembly: Assembly, history: Sequence[EpochRecord]) -> None:
         """Write the recipe, where the run comes from, and the epochs that a resumed run has behind it."""
+        from torch.utils.tensorboard import SummaryWriter
+
         from calibrant import __version__
 
         data, learning, hardware = assembly.data, assembly.objective.learning, assembly.hardware
         known = read_facts(self.path)
-        self._board = _open_board(self.path, first_epoch=len(history))
+        # Older events of this and later epochs are hidden.
+        self._board = SummaryWriter(str(self.path), purge_step=len(history) or None)
         facts = {
             "calibrant": __version__,
             "commit": package_commit(),
@@ -365,7 +368,6 @@ class RunFolder:
             "examples": {name: len(part) for name, part in vars(data).items() if part is not None},
             "data": assembly.fingerprint,
             **({"learning": learning} if learning else {}),
-            "tensorboard": self._board is not None,
             "started": known.get("started") or _now(),
             "resumed_at_epochs": [*known.get("resumed_at_epochs", ()), *([len(history)] if history else [])],
             "finished": None,
@@ -375,9 +377,9 @@ class RunFolder:
     def write_beginning(self, facts: dict[str, Any], history: Sequence[EpochRecord]) -> None:
         """Write the recipe, what is known of the run, and the epochs that it has behind it."""
         if not self._begun:
-            _write_text(self.path / "recipe.toml", to_toml(self.recipe))
+            write_file(self.path / "recipe.toml", to_toml(self.recipe))
         _write_json(self.path / "run.json", facts)
-        _write_text(self.path / "history.jsonl", "".join(_line(record) for record in history))
+        write_file(self.path / "history.jsonl", "".join(_line(record) for record in history))
 
     def epoch(self, record: EpochRecord) -> None:
         """Append an epoch to the history."""
@@ -395,7 +397,7 @@ class RunFolder:
         notes = {"backbone": run.recipe.backbone.name, "method": run.recipe.method.name, "epoch": str(run.best_epoch)}
         save_weights(self.path / "weights.safetensors", weights, run.hyper, notes=notes)
         _save_parts(self.path, run)
-        _write_text(self.path / "metrics.json", measure(run.test, file="test.npz").to_json(indent=2) + "\n")
+        write_file(self.path / "metrics.json", measure(run.test, file="test.npz").to_json(indent=2) + "\n")
         if run.shift:
             save_shift(self.path, run.shift)
         for name, found in run.alternatives.items():
@@ -529,26 +531,12 @@ def _line(record: EpochRecord) -> str:
     return json.dumps(vars(record)) + "\n"
 
 
-def _write_text(path: Path, text: str) -> None:
-    with atomic_writer(path) as handle:
-        handle.write(text.encode())
-
-
 def _write_json(path: Path, value: object) -> None:
-    _write_text(path, json.dumps(value, indent=2) + "\n")
+    write_file(path, json.dumps(value, indent=2) + "\n")
 
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _open_board(folder: Path, *, first_epoch: int) -> SummaryWriter | None:
-    """A writer of TensorBoard events, where that is installed; older events of this and later epochs are hidden."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return None
-    return SummaryWriter(str(folder), purge_step=first_epoch or None)
 
 
 def _write_events(board: SummaryWriter, record: EpochRecord) -> None:

@@ -27,7 +27,7 @@ from calibrant.backbones import BACKBONES, Classifier
 from calibrant.core.checks import lookup
 from calibrant.data.image_set import ImageSet
 from calibrant.engine.recipe import BackbonePart, OptimPart, Recipe, TrainPart
-from calibrant.io.files import atomic_writer
+from calibrant.io.files import write_file
 from calibrant.meta.step import all_summed, changed, find_head, gather, gathering_norms, meta_mode, own_randomness
 
 T = TypeVar("T")
@@ -359,9 +359,8 @@ def save_weights(path: Path, weights: Mapping[str, Tensor], hyper: Mapping[str, 
     named = dict(weights) | {f"{HYPER}{name}": value for name, value in hyper.items()}
     # Copies: safetensors refuses tensors that share memory, as those do that go by two names.
     plain = {name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in named.items()}
-    with atomic_writer(path) as handle:
-        # One entry: several would be written in a random order, and the files of equal runs would differ.
-        handle.write(save(plain, metadata={"calibrant": json.dumps(dict(notes), sort_keys=True)}))
+    # One entry: several would be written in a random order, and the files of equal runs would differ.
+    write_file(path, save(plain, metadata={"calibrant": json.dumps(dict(notes), sort_keys=True)}))
 
 
 def load_weights(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

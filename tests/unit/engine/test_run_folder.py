@@ -1,7 +1,6 @@
 import dataclasses
 import json
 import subprocess
-import sys
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ from calibrant.engine.recipe import Recipe, load_recipe, override
 from calibrant.engine.run import (
     EpochRecord,
     RunFolder,
-    _open_board,
     _write_events,
     is_finished,
     load_run,
@@ -182,19 +180,12 @@ def test_run_folder_facts_say_how_hyper_parameters_are_learned(finished, tmp_pat
     assert "learning" not in json.loads((tmp_path / "ce" / "run.json").read_text())
 
 
-def test_train_without_tensorboard_writes_everything_else(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    train(tiny(method__name="ce", train__epochs="1"), out=tmp_path / "run")
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["tensorboard"] is False
-    assert is_finished(tmp_path / "run")
-    assert not list((tmp_path / "run").glob("events*"))
-
-
 def test_tensorboard_events_hold_the_history_and_hide_what_was_run_twice(tmp_path):
     from tensorboard.backend.event_processing import event_accumulator as reading
+    from torch.utils.tensorboard import SummaryWriter
 
     for first, last in ((0, 3), (2, 4)):
-        board = _open_board(tmp_path, first_epoch=first)
+        board = SummaryWriter(str(tmp_path), purge_step=first or None)
         for epoch in range(first, last):
             _write_events(board, EpochRecord(epoch, 0.1, 1.0 + epoch + 10 * first, val_error=0.5))
         board.close()
