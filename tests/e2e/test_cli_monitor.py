@@ -60,7 +60,10 @@ def test_monitor_reads_partitions_and_is_quiet_on_a_calibrated_stream(
 def test_monitor_names_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = stream(tmp_path, off=0.0, partitions=False)
     (tmp_path / "empty").mkdir()
+    days = stream(tmp_path / "days", off=0.0, partitions=True)
     for arguments, fault in (
+        ((days, "--time", "day"), "unknown column"),
+        ((days, "--time", "day"), "There are: p0, p1, label, date."),
         ((path, "--time", "served_at"), "served"),
         ((tmp_path / "empty",), "must hold files of predictions"),
         (

@@ -343,7 +343,7 @@ def sample_columns(
                 found[name].append(np.array([known[name]]))
             else:
                 own: Mapping[str, Any] = dict.fromkeys(table.names) if table else load_predictions(file, **options).columns
-                values = lookup(own, name, kind=f"column of {file}")
+                values = lookup(own, name, kind=f"column of {file}", known=[*own, *known])
                 parts = [values] if table is None else table.parts_of(name)
                 found[name] += [part[random.random(len(part)) < share] for part in parts]
     return {name: np.concatenate(parts) for name, parts in found.items()}

@@ -28,7 +28,7 @@ import pyarrow.types as kinds
 from calibrant.core.checks import lookup
 from calibrant.core.records import Column
 from calibrant.io.files import decoding, is_address, locate
-from calibrant.io.predictions import EXTRAS_KEY, SCORE_COLUMN, Extras, Fields
+from calibrant.io.predictions import EXTRAS_KEY, SCORE_COLUMN, Extras, Fields, folder_columns
 
 # The only score column of a binary problem: of the positive class.
 _BINARY = dict.fromkeys(("p1", "p", "prob", "probability", "score", "y_score", "y_prob"), "probs")
@@ -99,7 +99,8 @@ class TableFile:
     def stream(self, batch_rows: int | None = None, columns: Sequence[str] | None = None) -> Iterator[Fields]:
         """Read pieces of up to ``batch_rows`` rows, or all at once; of the columns to slice by those named, or all."""
         for name in columns or ():
-            lookup(dict.fromkeys(self.names), name, kind=f"column of {self.path}")
+            known = [*self.names, *folder_columns(self.path)]
+            lookup(dict.fromkeys(self.names), name, kind=f"column of {self.path}", known=known)
         unwanted = {EXTRAS_KEY, *_LABELS} | ({*self.columns} - {*columns} if columns is not None else set())
         wanted = [name for name in self.names if name not in unwanted - {self.label}]
         is_empty = True
