@@ -29,7 +29,7 @@ _TESTS = {
     "examples": "a paired bootstrap of one network each on the same test examples, which is about these networks alone",
 }
 _BOLD = (
-    "Bold: the lowest of a column among rows of the same data, network, epochs, preset and given settings (--set), "
+    "Bold: the best of a column among rows of the same data, network, epochs, preset and given settings (--set), "
     "a method's own aside."
 )
 _INFO_NOTES: dict[Info, str] = {

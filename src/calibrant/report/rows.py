@@ -394,7 +394,7 @@ def _variant(row: Row, section: Section) -> str:
 
 
 def _mark_best(row: Row, rows: Sequence[Row]) -> Row:
-    """Mark the printed values that no row that may be compared undercuts; a row without company is not the best.
+    """Mark the printed values that no row that may be compared surpasses; a row without company is not the best.
 
     Somebody's predictions alone are no company beside runs of another length or other settings.
     """
@@ -402,9 +402,10 @@ def _mark_best(row: Row, rows: Sequence[Row]) -> Row:
     if all(other.runs[0].is_foreign for other in others) and sum(not other.runs[0].is_foreign for other in rows) > 1:
         return row
     for key, cell in row.cells.items():
-        column = metric_column(key)
-        own, *rivals = (float(other.cells[key].shown(column)[0]) for other in (row, *others) if key in other.cells)
-        if metric_of(key).better == "lower" and rivals and math.isfinite(own):
+        column, better = metric_column(key), metric_of(key).better
+        sign = -1 if better == "higher" else 1
+        own, *rivals = (sign * float(other.cells[key].shown(column)[0]) for other in (row, *others) if key in other.cells)
+        if better is not None and rivals and math.isfinite(own):
             # A record keeps what is infinite as no number.
             cells[key] = replace(cell, best=all(own <= rival for rival in rivals if not math.isnan(rival)))
     return replace(row, cells=cells)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from calibrant.core.records import Estimate
 from calibrant.grid.export import to_csv, to_markdown
 from calibrant.grid.tables import compare_table
 from calibrant.report.rows import Cell, Column, Row, Table
@@ -44,6 +45,16 @@ def test_compare_table_best_is_marked_wherever_a_row_has_no_number(place: int) -
     runs.insert(place, run_of("mmce", math.nan))
     table = compare_table(runs, metrics=("error",), test=False)
     assert bold(table, "error") == ["focal"]
+
+
+def test_compare_table_best_of_a_metric_of_which_more_is_better_is_the_highest() -> None:
+    runs = [run_of("ce", 0.05), run_of("focal", 0.06)]
+    values = zip(runs, (0.7, 0.9), strict=True)
+    more = [
+        replace(run, scores=replace(run.scores, metrics={**run.scores.metrics, "auroc": Estimate(value, value, value)}))
+        for run, value in values
+    ]
+    assert bold(compare_table(more, metrics=("error", "auroc"), test=False), "auroc") == ["focal"]
 
 
 def test_compare_table_of_one_row_marks_nothing() -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from calibrant.engine.methods import METHODS
@@ -17,7 +19,10 @@ METHOD_STYLES = {method: home(method) for method in METHODS}
 
 def test_methods_differ_in_marker_and_in_line_from_others_of_their_colour() -> None:
     for key in ("marker", "line"):
-        assert len({(style.color, getattr(style, key)) for style in METHOD_STYLES.values()}) == len(METHODS)
+        looks = Counter((style.color, getattr(style, key)) for style in METHOD_STYLES.values())
+        shared = {look for look, count in looks.items() if count > 1}
+        alike = [name for name, style in METHOD_STYLES.items() if (style.color, getattr(style, key)) in shared]
+        assert not alike, f"{alike} share colour and {key}; give each another look, the fifth argument of `Method`"
 
 
 @pytest.mark.parametrize(
