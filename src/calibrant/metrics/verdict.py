@@ -63,12 +63,12 @@ def table_rows(keys: Iterable[str]) -> list[tuple[str, Metric, bool]]:
 
 
 def judge(key: str, test: Paired) -> str:
-    """Say in a word or two what a difference means: "better", "worse", "more sure", "less sure", "same" or "unclear"."""
+    """Say in a word or two what a difference means: "better", "worse", "higher", "lower", "same" or "unclear"."""
     if test.low == test.high == 0:
         return "same"
     if test.difference == 0 or not test.p_value < SIGNIFICANT:
         return "unclear"
-    words = {"lower": ("better", "worse"), "higher": ("worse", "better"), None: ("less sure", "more sure")}
+    words = {"lower": ("better", "worse"), "higher": ("worse", "better"), None: ("lower", "higher")}
     return words[metric_of(key).better][test.difference > 0]
 
 
@@ -157,7 +157,7 @@ def _tell_place(positive: PositiveClass, said: str) -> str:
     worst = int((bins.weight * bins.gap.abs()).argmax())
     low, high = (f"{100 * float(edge):.0f}" for edge in bins.edges[worst : worst + 2])
     there, happens = (write_percent(float(part[worst])) for part in (bins.confidence, bins.accuracy))
-    return f"{told}. The error is largest between {low} and {high}%: {there} predicted, {happens} observed."
+    return f"{told}. The largest part of the error lies between {low} and {high}%: {there} predicted, {happens} observed."
 
 
 def worst_slice(scores: Scores) -> str:

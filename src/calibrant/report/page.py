@@ -49,8 +49,10 @@ from calibrant.report.rows import Row, Section, Table, columns_of, comparable, g
 _SCRIPTS = ("svg.js", "reliability.js", "shares.js", "classes.js", "runs.js", "main.js")
 # Where sliders stop; the number of bins asked for is added.
 STOPS = (*range(2, 21), 25, 30, 40, 50, 75, 100)
-# Regions in which over- and under-confidence is told: fine near 1, where networks put most of their examples.
+# Regions in which the gap is told: of confidence fine near 1, where networks put most of their examples; of the probability of
+# a positive class fine at both ends, as it may be rare.
 REGION_EDGES = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
+POSITIVE_EDGES = (0.0, 0.01, 0.05, 0.2, 0.5, 0.8, 0.95, 0.99, 1.0)
 # A share of one as it is written into the page.
 UNIT = 10_000
 
@@ -173,13 +175,11 @@ def render_page(
     view |= {"examined": examined, "repaired": repaired, "runs": None, "table": table, "above": above}
     n_bins = 15 if examined is None else examined.scores.n_bins
     stops = sorted({*STOPS, n_bins})
-    view["words"], view["run_words"] = _words(examined), _words(None)
     data: dict[str, object] = {
         "runs": [],
         "predictions": None,
         "stops": stops,
         "stop": stops.index(n_bins),
-        "words": view["run_words"],
     }
     view["after"] = after = None if repaired is None or repaired.name == "none" else repaired.after
     if examined is not None:
@@ -202,11 +202,12 @@ def give_verdict(scores: Scores, repaired: Repair | None) -> Verdict:
         "unsure": "Too few examples to see an error",
         "good": "Not distinguishable from calibrated",
     }.get(tone, f"{tone.capitalize()}-confident by {100 * abs(scores['signed_gap'].value):.1f} points")
-    if scores.positive is not None and said in ("too often", "too rarely"):
-        name, points = scores.positive.name or "the positive class", 100 * abs(scores["binary_gap"].value)
+    name = scores.positive and (scores.positive.name or "the positive class")
+    if name and said in ("too often", "too rarely"):
+        points = 100 * abs(scores["binary_gap"].value)
         headline = f"Predicts {name} {said}, by {points:.{1 if points >= 1 else 2}f} points"
-    elif scores.positive is not None and tone == "both":
-        headline = f"Too sure here, not sure enough there: off by {100 * ece.value:.1f} points"
+    elif name and tone == "both":
+        headline = f"Predicts {name} too often here, too rarely there: off by {100 * ece.value:.1f} points"
     n, seen = count_examples(scores.n), write_percent(null.p95)
     caution = {
         "good": f"A calibration error of up to {write_percent(ece.high)} cannot be excluded.",
@@ -329,11 +330,10 @@ def _predictions_data(
     predictions = examined.predictions
     return {
         "classBins": examined.scores.n_bins,
-        "regions": REGION_EDGES,
+        "regions": REGION_EDGES if examined.scores.positive is None else POSITIVE_EDGES,
         "names": class_names_of(predictions),
         "named": predictions.class_names is not None,
         "weighted": predictions.weights is not None,
-        "words": _words(examined),
         "sides": [_side(side, stops=stops, n_resamples=n_resamples, seed=seed) for side in (examined, after) if side],
         "calibrators": [
             {
@@ -349,51 +349,10 @@ def _predictions_data(
     }
 
 
-def _words(examined: Examined | None) -> dict[str, str]:
-    """What the reliability diagram compares: confidence with accuracy, or a probability with how often its class occurs."""
-    positive = None if examined is None else examined.scores.positive
-    if positive is None:
-        return {
-            "question": "Is the model as sure as it is right?",
-            "about": "Predictions are grouped by confidence. A bar shows how many of its group were right; where it ends below "
-            "the diagonal the model was too sure, above it not sure enough.",
-            "x": "confidence",
-            "y": "accuracy",
-            "over": "over-confident",
-            "under": "under-confident",
-            "error": "ECE",
-            "worst": "MCE",
-            "spread": "Confidence when right and when wrong",
-            "spread_about": "A good model is sure when it is right and hesitant when it is wrong.",
-            "right": "right predictions",
-            "wrong": "wrong predictions",
-            "mean_right": "sure when right",
-            "mean_wrong": "sure when wrong",
-        }
-    name = positive.name or "positive"
-    return {
-        "question": f"Does {positive.name or 'the positive class'} occur as often as predicted?",
-        "about": f"Examples are grouped by {positive.probability}. A bar shows how often the class occurred in its group; "
-        "where it ends below the diagonal the model predicts it too often, above it too rarely.",
-        "x": positive.probability,
-        "y": "observed",
-        "over": "predicted too often",
-        "under": "predicted too rarely",
-        "error": "binary ECE",
-        "worst": "worst bin",
-        "spread": f"{positive.probability} of {name} and of other examples",
-        "spread_about": "A good model gives the first a high probability and the others a low one.",
-        "right": f"{name} examples",
-        "wrong": "other examples",
-        "mean_right": f"on average if {name}",
-        "mean_wrong": "on average if not",
-    }
-
-
 def _side(examined: Examined, *, stops: Sequence[int], n_resamples: int, seed: int) -> dict[str, object]:
     scores = examined.scores
     summary = summarize(examined.predictions, n_bins=scores.n_bins, keep=None)
-    top, scale = summary.examples, summary.effective_n / summary.weight
+    scale = summary.effective_n / summary.weight
     # Mean confidence of the right and of the wrong predictions, or probability of the positive class of examples that are
     # and are not of it; nan where there are none.
     shown = (summary.positive or summary).examples
@@ -405,8 +364,8 @@ def _side(examined: Examined, *, stops: Sequence[int], n_resamples: int, seed: i
         "sureRight": right,
         "sureWrong": wrong,
         "bins": examine_stops(summary.positive or summary, stops=stops, n_resamples=n_resamples, seed=seed),
-        "regions": bin_rows(regions_of(top), scale=scale),
-        "risk": risk_curve(top),
+        "regions": bin_rows(regions_of(shown, POSITIVE_EDGES if summary.positive else REGION_EDGES), scale=scale),
+        "risk": risk_curve(summary.examples),
         "classes": class_view(summary),
     }
 
@@ -449,9 +408,9 @@ def examine_stops(summary: Summary, *, stops: Sequence[int], n_resamples: int, s
     return found
 
 
-def regions_of(top: TopLabel) -> Bins:
-    """The wide regions of confidence between `REGION_EDGES`, right-closed as bins are."""
-    edges = torch.tensor(REGION_EDGES, dtype=torch.float64)
+def regions_of(top: TopLabel, between: Sequence[float]) -> Bins:
+    """The wide regions between some values, right-closed as bins are."""
+    edges = torch.tensor(between, dtype=torch.float64)
     index = torch.bucketize(top.confidence, edges[1:-1].to(top.dtype).double())
     parts = (top.mass, top.mass * top.confidence, top.mass * top.correct)
     return means_of_sums(edges, *(torch.bincount(index, weights=part, minlength=len(edges) - 1) for part in parts))
@@ -501,21 +460,23 @@ def confident_mistakes(predictions: Predictions, after: Predictions | None = Non
 
     Args:
         predictions: The predictions.
-        after: The same after a repair, whose confidence in its own prediction is added.
+        after: The same after a repair.
 
     Returns:
-        At most ten mappings with ``row`` (from 0), ``label``, ``predicted``, ``confidence`` and ``after``.
+        At most ten mappings with ``row`` (from 0), ``label``, ``predicted``, and ``before`` and ``after`` the confidence, or
+        of two classes the probability of the second.
     """
     wrong = (~predictions.correct).nonzero().squeeze(1)
-    confidence, predicted, names = predictions.confidence, predictions.predicted, class_names_of(predictions)
-    order = torch.argsort(confidence[wrong], descending=True, stable=True)[:10]
+    order = torch.argsort(predictions.confidence[wrong], descending=True, stable=True)[:10]
+    predicted, names = predictions.predicted, class_names_of(predictions)
+    before, then = ((side.probs[:, 1] if len(names) == 2 else side.confidence) for side in (predictions, after or predictions))
     return [
         {
             "row": row,
             "label": names[int(predictions.labels[row])],
             "predicted": names[int(predicted[row])],
-            "confidence": float(confidence[row]),
-            "after": None if after is None else float(after.confidence[row]),
+            "before": float(before[row]),
+            "after": float(then[row]),
         }
         for row in wrong[order].tolist()
     ]

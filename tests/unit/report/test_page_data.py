@@ -52,7 +52,7 @@ def test_bin_rows_hold_what_the_bins_hold() -> None:
 
 def test_regions_are_right_closed_and_hold_every_example() -> None:
     confidence = torch.tensor([0.3, 0.5, 0.51, 0.99, 0.991, 1.0], dtype=torch.float64)
-    rows = rows_of(bin_rows(regions_of(TopLabel(confidence, torch.ones(6, dtype=torch.float64)))))
+    rows = rows_of(bin_rows(regions_of(TopLabel(confidence, torch.ones(6, dtype=torch.float64)), REGION_EDGES)))
     assert [(row[0], row[1]) for row in rows] == [(0, 2), (1, 1), (5, 1), (6, 2)]
     assert rows[-1][2] == round(UNIT * 0.9955)
     assert len(REGION_EDGES) == 8
@@ -87,7 +87,7 @@ def test_class_view_holds_the_numbers_of_measure() -> None:
         assert shown["error"] == pytest.approx(entry.error, abs=1e-6)
 
 
-def test_confident_mistakes_come_most_confident_first_with_their_rows() -> None:
+def test_confident_mistakes_come_most_confident_first_with_the_probability_of_the_second_of_two_classes() -> None:
     predictions = Predictions(
         probs=[[0.9, 0.1], [0.2, 0.8], [0.99, 0.01], [0.6, 0.4]], labels=[0, 0, 1, 1], class_names=["x", "y"]
     )
@@ -98,8 +98,8 @@ def test_confident_mistakes_come_most_confident_first_with_their_rows() -> None:
         (1, "x", "y"),
         (3, "y", "x"),
     ]
-    assert [entry["confidence"] for entry in found] == [0.99, 0.8, 0.6]
-    assert [entry["after"] for entry in found] == [0.75, 0.7, 0.55]
+    assert [entry["before"] for entry in found] == pytest.approx([0.01, 0.8, 0.4])
+    assert [entry["after"] for entry in found] == pytest.approx([0.25, 0.7, 0.45])
 
 
 @pytest.mark.parametrize("weighted", [False, True])

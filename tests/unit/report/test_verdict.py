@@ -131,8 +131,8 @@ def test_verdict_of_doing_nothing_says_so() -> None:
         ("nll", 0.1, 0.049, "worse"),
         ("ece", -0.1, math.nan, "unclear"),
         ("ece", 0.0, 0.01, "unclear"),
-        ("signed_gap", -0.1, 0.001, "less sure"),
-        ("signed_gap", 0.1, 0.001, "more sure"),
+        ("binary_gap", -0.1, 0.001, "lower"),
+        ("signed_gap", 0.1, 0.001, "higher"),
     ],
 )
 def test_judge_calls_differences_clear_only_below_the_limit(

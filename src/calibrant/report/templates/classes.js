@@ -20,16 +20,20 @@ function listClasses() {
   byId("class-none").hidden = list.children.length > 0;
 }
 
+function misclassified({ count: held, error }) {
+  return `${count(held)}${error === null ? "" : `, ${percent(error, 1)} of them misclassified`}`;
+}
+
 function tellClass() {
   const { classes } = currentSide();
   const rank = classes.findIndex((entry) => entry.index === state.klass);
-  const { ece, gap, error, count: held } = classes[rank];
+  const { ece, gap } = classes[rank];
   tell("#class-name", facts.named ? facts.names[state.klass] : `Class ${state.klass}`);
   tell("#class-facts", "");
   for (const [name, value] of [
     ["Calibration error", `${percent(ece)}, rank ${rank + 1} of ${count(classes.length)}`],
     ["Probability given", `${fixed(Math.abs(100 * gap), 2)} points ${gap >= 0 ? "more" : "less"} often than the class occurs`],
-    ["Examples", `${count(held)}${error === null ? "" : `, ${percent(error, 1)} of them misclassified`}`],
+    ["Examples", misclassified(classes[rank])],
   ]) {
     const line = add(byId("class-facts"), "div");
     add(line, "dt", {}, name);
@@ -44,7 +48,18 @@ function drawClass(svg, width) {
   return drawDiagram(svg, width, { flat: rows, bins: facts.classBins, words, label });
 }
 
+// Two classes have no list: what is too much for one is too little for the other.
+function tellBoth() {
+  for (const entry of currentSide().classes) {
+    tell(entry.index ? ".says-right" : ".says-wrong", `: ${misclassified(entry)}`);
+  }
+}
+
 function setUpClasses() {
+  if (!byId("classes")) {
+    tellBoth();
+    return tellBoth;
+  }
   const redraw = chart(byId("class-chart"), drawClass);
   const update = () => {
     listClasses();

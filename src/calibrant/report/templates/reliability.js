@@ -63,7 +63,7 @@ function drawDiagram(svg, width, { flat, bins, words, label }) {
 
 function drawReliability(svg, width) {
   const [bins, flat] = [embedded.stops[state.stop], currentSide().bins[state.stop].rows];
-  return drawDiagram(svg, width, { flat, bins, words: facts.words, label: `Reliability diagram with ${bins} bins.` });
+  return drawDiagram(svg, width, { flat, bins, words: embedded.words, label: `Reliability diagram with ${bins} bins.` });
 }
 
 function tell(name, text) {
@@ -106,7 +106,7 @@ function drawByBins(svg, width) {
   const yTicks = niceTicks(0, top, 4);
   const plot = frame(svg, {
     left: LEFT, top: 30, width: width - LEFT - 14, height: 150, logX: true, x: [stops[0], stops[stops.length - 1]], y: [0, top],
-    xTicks: [2, 5, 10, 20, 50, 100], yTicks, yText: percentTicks(yTicks), xTitle: "number of bins", yTitle: facts.words.error,
+    xTicks: [2, 5, 10, 20, 50, 100], yTicks, yText: percentTicks(yTicks), xTitle: "number of bins", yTitle: embedded.words.error,
   });
   const line = (side, key, name) => drawPath(svg, side.bins.map((bins, k) => [plot.x(stops[k]), plot.y(bins[key])]), name);
   const shown = currentSide();
@@ -119,7 +119,7 @@ function drawByBins(svg, width) {
     const [before, at, after] = [k - 1, k, k + 1].map((place) => plot.x(stops[Math.max(0, Math.min(place, stops.length - 1))]));
     return {
       x: (before + at) / 2, y: plot.top, width: Math.max((after - before) / 2, 1), height: plot.height, anchor: plot.y(bins.ece) - plot.top,
-      lines: [`${stops[k]} bins`, `${facts.words.error} ${percent(bins.ece)}`, `${facts.words.worst} ${percent(bins.mce)}`, `${percent(bins.null)} if calibrated`],
+      lines: [`${stops[k]} bins`, `${embedded.words.error} ${percent(bins.ece)}`, `${embedded.words.worst} ${percent(bins.mce)}`, `${percent(bins.null)} if calibrated`],
     };
   });
   explore(svg, items, "Calibration error against the number of bins.");

@@ -32,7 +32,7 @@ function drawGrid(shown) {
     const said = view ? `error ${percent(diagram.error)} · ECE ${percent(view.ece)}` : `Without predictions it is known over ${kept} bins only.`;
     add(panel, "small", {}, said);
     const draw = (svg, width) =>
-      drawDiagram(svg, width, { flat: view.rows, bins, words: embedded.words, label: `Reliability diagram of ${label} with ${bins} bins.` });
+      drawDiagram(svg, width, { flat: view.rows, bins, words: embedded.run_words, label: `Reliability diagram of ${label} with ${bins} bins.` });
     if (view) chart(add(panel, "div"), draw);
   }
 }

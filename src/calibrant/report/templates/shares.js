@@ -13,22 +13,23 @@ function drawHistogram(svg, width) {
     kind.shares = kind.held.map((value) => value / total);
   }
   // Beyond the longest bars there is room for what is written there.
-  const [top, bottom] = Object.values(kinds).map((kind) => niceCeil(1.1 * Math.max(...kind.shares) || 0.1, 3));
+  const most = Object.values(kinds).map((kind) => Math.max(...kind.shares));
+  const [top, bottom] = most.map((share) => share + 0.1 * (most[0] + most[1]));
   const ticks = niceTicks(-bottom, top, 6);
   const plot = frame(svg, {
     left: LEFT, top: 30, width: width - LEFT - 14, height: 270, x: [0, 1], y: [-bottom, top], yTicks: ticks,
-    yText: (t) => wholePercent(Math.abs(t)), xTicks: shareTicks(width), xText: wholePercent, xTitle: facts.words.x, yTitle: "share of its group",
+    yText: (t) => wholePercent(Math.abs(t)), xTicks: shareTicks(width), xText: wholePercent, xTitle: embedded.words.x, yTitle: "share of its group",
   });
   const wide = plot.width / HISTOGRAM_BINS;
   const items = rows.map((row) => ({
     x: plot.x(row.index / HISTOGRAM_BINS), y: plot.top, width: wide, height: plot.height,
-    lines: [`${facts.words.x} ${wholePercent(row.index / HISTOGRAM_BINS)} to ${wholePercent((row.index + 1) / HISTOGRAM_BINS)}`],
+    lines: [`${embedded.words.x} ${wholePercent(row.index / HISTOGRAM_BINS)} to ${wholePercent((row.index + 1) / HISTOGRAM_BINS)}`],
   }));
   for (const [name, { held, shares, sign, mean }] of Object.entries(kinds)) {
     shares.forEach((share, k) => {
       const ends = [plot.y(0), plot.y(sign * share)].sort((a, b) => a - b);
       add(svg, "rect", { class: name, x: items[k].x + 1, width: wide - 2, y: ends[0], height: ends[1] - ends[0] });
-      items[k].lines.push(`${facts.weighted ? "weight " : ""}${count(Math.round(held[k]))} ${facts.words[name]} (${percent(share, 1)} of them)`);
+      items[k].lines.push(`${facts.weighted ? "weight " : ""}${count(Math.round(held[k]))} ${embedded.words[name]} (${percent(share, 1)} of them)`);
     });
     if (mean === null) continue;
     const x = plot.x(mean);
@@ -36,28 +37,31 @@ function drawHistogram(svg, width) {
     const end = sign > 0 ? plot.top : plot.bottom;
     const spot = { x: before ? x - 6 : x + 6, y: end + (sign > 0 ? 8 : -6), "text-anchor": before ? "end" : "start" };
     add(svg, "line", { class: "mean", x1: x, x2: x, y1: plot.y(0), y2: end });
-    add(svg, "text", { class: "note strong halo", ...spot }, `${percent(mean, 1)} ${facts.words[`mean_${name}`]}`);
+    add(svg, "text", { class: "note strong halo", ...spot }, `${percent(mean, 1)} ${embedded.words[`mean_${name}`]}`);
   }
   add(svg, "line", { class: "zero", x1: plot.left, x2: plot.right, y1: plot.y(0), y2: plot.y(0) });
-  explore(svg, items, `${facts.words.spread}.`);
+  explore(svg, items, `${embedded.words.spread}.`);
   return plot.bottom + 46;
 }
 
 function drawRegions(svg, width) {
   const rows = rowsOf(currentSide().regions);
   const total = sumOf(rows, (row) => row.count);
-  // No confidence in two classes is below the first region.
-  const first = Math.min(...facts.sides.flatMap((side) => rowsOf(side.regions).map((row) => row.index)));
-  const edges = facts.regions.slice(first);
-  const most = niceCeil(100 * Math.max(0.02, ...facts.sides.flatMap((side) => rowsOf(side.regions).map((row) => 1.3 * Math.abs(row.gap)))), 2) / 100;
+  // Regions below the first and above the last that hold an example are left out.
+  const held = facts.sides.flatMap((side) => rowsOf(side.regions).map((row) => row.index));
+  const first = Math.min(...held);
+  const edges = facts.regions.slice(first, Math.max(...held) + 2);
+  // A handful of examples must not flatten the other regions: what is longer than the axis is cut, and its gap written there.
+  const told = facts.sides.flatMap((side) => rowsOf(side.regions).filter((row) => row.count >= 0.01 * total));
+  const most = Math.min(1, niceCeil(100 * Math.max(0.02, ...told.map((row) => 1.3 * Math.abs(row.gap))), 2) / 100);
   const left = 92;
   const high = 38;
   const plot = frame(svg, {
     left, top: 34, width: width - left - 52, height: high * (edges.length - 1), x: [-most, most], y: [0, 1], xGrid: true,
-    xTicks: niceTicks(-most, most, width < 420 ? 4 : 6), xText: (t) => signed(t, most < 0.04 ? 1 : 0), xTitle: "confidence − accuracy, in points",
+    xTicks: niceTicks(-most, most, width < 420 ? 4 : 6), xText: (t) => signed(t, most < 0.04 ? 1 : 0), xTitle: embedded.words.difference,
   });
-  add(svg, "text", { class: "note strong", x: plot.x(0) - 10, y: 20, "text-anchor": "end" }, "◂ not sure enough");
-  add(svg, "text", { class: "note strong", x: plot.x(0) + 10, y: 20 }, "too sure ▸");
+  add(svg, "text", { class: "note strong", x: plot.x(0) - 10, y: 20, "text-anchor": "end" }, `◂ ${embedded.words.less}`);
+  add(svg, "text", { class: "note strong", x: plot.x(0) + 10, y: 20 }, `${embedded.words.more} ▸`);
   add(svg, "text", { class: "note", x: width - 4, y: 20, "text-anchor": "end" }, "share");
   const names = edges.slice(1).map((edge, k) => `${wholePercent(edges[k])} – ${wholePercent(edge)}`);
   const middle = (k) => ({ y: plot.top + (k + 0.5) * high, dy: "0.32em", "text-anchor": "end" });
@@ -65,23 +69,25 @@ function drawRegions(svg, width) {
   const items = rows.map((row) => {
     const place = row.index - first;
     const [y, share] = [plot.top + place * high, row.count / total];
-    add(svg, "text", { class: "note", x: width - 4, ...middle(place) }, percent(share, share < 0.1 ? 1 : 0));
-    const ends = [plot.x(0), plot.x(row.gap)].sort((a, b) => a - b);
+    add(svg, "text", { class: "note", x: width - 4, ...middle(place) }, share < 0.0005 ? "< 0.1%" : percent(share, share < 0.1 ? 1 : 0));
+    const cut = Math.max(-most, Math.min(most, row.gap));
+    const ends = [plot.x(0), plot.x(cut)].sort((a, b) => a - b);
     const over = row.gap > 0;
     add(svg, "rect", { class: `gap ${over ? "over" : "under"}`, x: ends[0], width: ends[1] - ends[0], y: y + 9, height: high - 18 });
     const inside = (value) => Math.max(plot.left, Math.min(plot.right, plot.x(row.confidence - value)));
-    add(svg, "line", { class: "whisker", x1: inside(row.high), x2: inside(row.low), y1: y + high / 2, y2: y + high / 2 });
+    if (cut !== row.gap) add(svg, "text", { class: "note strong halo", x: plot.x(0.97 * cut), ...middle(place), "text-anchor": over ? "end" : "start" }, signed(row.gap));
+    else add(svg, "line", { class: "whisker", x1: inside(row.high), x2: inside(row.low), y1: y + high / 2, y2: y + high / 2 });
     return {
       x: plot.left, width: plot.width, y, height: high,
       lines: [
-        `${names[place]} sure`, `${content(row.count)} (${percent(share, 1)})`,
-        `${percent(row.confidence, 1)} sure, ${percent(row.accuracy, 1)} right`,
-        `${signed(row.gap)} points, ${over ? "over-confident" : "under-confident"}`,
+        `${embedded.words.x} ${names[place]}`, `${content(row.count)} (${percent(share, 1)})`,
+        `${embedded.words.x} ${percent(row.confidence, 1)}, ${embedded.words.y} ${percent(row.accuracy, 1)}`,
+        `${signed(row.gap)} points, ${over ? embedded.words.over : embedded.words.under}`,
       ],
     };
   });
   add(svg, "line", { class: "zero", x1: plot.x(0), x2: plot.x(0), y1: plot.top, y2: plot.bottom });
-  explore(svg, items, "Over- and under-confidence by region of confidence.");
+  explore(svg, items, `${embedded.words.regions}.`);
   return plot.bottom + 44;
 }
 
@@ -137,7 +143,7 @@ function drawCalibrators(svg, width) {
   const plot = frame(svg, {
     left, top: 8, width: width - left - 24, height: high * all.length, x: [low, most + (most - low) * 0.04], y: [0, 1], xGrid: true,
     xTicks: ticks, xText: isEce ? percentTicks(ticks) : (value) => `${+value.toPrecision(4)}`,
-    xTitle: `${isEce ? facts.words.error : "negative log-likelihood"} on the test data`,
+    xTitle: `${isEce ? embedded.words.error : "negative log-likelihood"} on the test data`,
   });
   const clip = (value) => (value === null ? plot.right + 8 : Math.min(plot.x(value), plot.right + 8));
   if (idle) add(svg, "line", { class: "cursor", x1: clip(idle[key][0]), x2: clip(idle[key][0]), y1: plot.top, y2: plot.bottom });
@@ -152,7 +158,7 @@ function drawCalibrators(svg, width) {
     add(svg, "circle", { class: `dot ${kind}`, cx: clip(value), cy: y, r: 5 });
     return {
       x: 0, width, y: y - high / 2, height: high,
-      lines: [entry.name, `${isEce ? facts.words.error : "NLL"} ${write(value)}`, `95% interval ${write(from)} to ${write(to)}`],
+      lines: [entry.name, `${isEce ? embedded.words.error : "NLL"} ${write(value)}`, `95% interval ${write(from)} to ${write(to)}`],
     };
   });
   explore(svg, items, "Calibrators on the test data.");
