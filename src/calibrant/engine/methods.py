@@ -24,7 +24,7 @@ from calibrant.engine.batches import Batch, MetaBatches, at_once
 from calibrant.engine.recipe import KEYS, NEUTRAL, Recipe, override, read_value, value_of
 from calibrant.engine.setup import average_memory, drops, learning_rate
 from calibrant.meta.learner import MetaLearner
-from calibrant.meta.regularizers import Regularizer
+from calibrant.meta.regularizers import GammaFocal, Regularizer
 from calibrant.meta.step import (
     PRESETS,
     HeldOut,
@@ -49,7 +49,7 @@ _RENEWAL = 1 / 6
 
 
 class Facts(NamedTuple):
-    """What a method may need to know of a run: training examples, how losses are reduced, the preset."""
+    """What a method may need to know about a run: how many training examples it has, how losses are reduced, the preset."""
 
     num_train: int
     reduction: Literal["sum", "mean"]
@@ -83,6 +83,7 @@ class LossPlan:
 
     def __init__(self, loss: nn.Module, *, pruner: losses.ConfidencePruner | None = None) -> None:
         self.module, self.pruner = loss, pruner
+        self._parts = nn.ModuleDict({"loss": loss} if pruner is None else {"loss": loss, "pruner": pruner})
         self._members = [member for member in loss.modules() if isinstance(member, losses.Objective)]
         self._indexed = any("indices" in member.inputs for member in self._members)
         self._epoch = 0
@@ -93,9 +94,7 @@ class LossPlan:
         for part in self.module.modules():
             if getattr(part, "reduction", None) is not None:
                 setattr(part, "reduction", run.recipe.train.reduction)  # noqa: B010
-        for module in (self.module, self.pruner):
-            if module is not None:
-                module.to(run.hardware.device)
+        self._parts.to(run.hardware.device)
 
     def begin_epoch(self, epoch: int) -> None:
         """Draw the epoch's randomness, and tell the loss which epoch begins."""
@@ -142,10 +141,7 @@ class LossPlan:
 
     def state(self) -> dict[str, Tensor]:
         """Every tensor that a step or an epoch changes, by name."""
-        kept = {f"loss.{name}": value for name, value in self.module.named_buffers()}
-        if self.pruner is not None:
-            kept |= {f"pruner.{name}": value for name, value in self.pruner.named_buffers()}
-        return kept
+        return dict(self._parts.named_buffers())
 
 
 class MixupPlan(LossPlan):
@@ -156,8 +152,7 @@ class MixupPlan(LossPlan):
 
     def __init__(self, loss: nn.Module, *, alpha: float) -> None:
         super().__init__(loss)
-        if not 0 <= alpha < math.inf:
-            raise ValueError(f"train: `method.options.alpha` must be a finite number >= 0, got {alpha!r}.")
+        check_positive(alpha, where="train", name="method.options.alpha", zero=True)
         self.alpha = alpha
 
     def start(self, run: Assembly) -> None:
@@ -280,7 +275,8 @@ class MetaPlan(LossPlan):
         # Features of a network that is not averaged age too fast to keep.
         banked = self.meta_batch_size is None and bool(averaged) and settings.meta_bn == "frozen" and not self.learner.full
         self.batches, self.bank = self._held_out_data(run, banked=banked)
-        self.gamma = self._gamma if hasattr(self.regularizer, "gamma") else None
+        if isinstance(self.regularizer, GammaFocal):
+            self.gamma = partial(self.regularizer.gamma, self.hyper)
         self.learning = self._learning()
 
     def _learning(self) -> dict[str, object]:
@@ -405,10 +401,6 @@ class MetaPlan(LossPlan):
         batches = {f"batches.{name}": value for name, value in self.batches.state().items()}
         bank = {} if self.bank is None else {f"bank.{name}": value for name, value in self.bank._asdict().items()}
         return self.learner.tensors() | batches | bank
-
-    def _gamma(self, features: Tensor) -> Tensor:
-        rule: Callable[[Mapping[str, Tensor], Tensor], Tensor] = self.regularizer.gamma  # type: ignore[attr-defined]
-        return rule(self.hyper, features).detach()
 
 
 def speed_up(memory: float, every: int) -> float:
@@ -696,24 +688,20 @@ def split_name(name: str) -> tuple[str, bool]:
     return (name.removesuffix("+ts"), True) if name.endswith("+ts") else (name, False)
 
 
-def find_method(name: str) -> Method:
-    """Return the entry of a method, ``+ts`` aside; an unknown name is answered with the nearest one, as ``ce+ts``."""
-    return lookup(METHODS, split_name(name)[0], kind="method", also=(f"{known}+ts" for known in METHODS))
-
-
 def learns(recipe: Recipe) -> bool:
     """Whether the method of a recipe learns on held-out data; an unknown one does not."""
     name = split_name(recipe.method.name)[0]
     return name in METHODS and METHODS[name].learns
 
 
-def make_plan(name: str, options: Mapping[str, object], facts: Facts) -> LossPlan:
-    """Look a method up and apply its options; an unknown name or option is answered with the nearest one."""
-    method = find_method(name)
+def make_plan(recipe: Recipe, *, num_train: int = 1) -> LossPlan:
+    """Return the plan of a run with so many training examples; a wrong name of a method or option raises, naming the nearest."""
+    name, facts = recipe.method.name, Facts(num_train, recipe.train.reduction, recipe.method.preset)
+    method = lookup(METHODS, split_name(name)[0], kind="method", also=(f"{known}+ts" for known in METHODS))
     kinds = method.build.options(facts) if isinstance(method.build, MetaMethod) else (_keywords_of(method.build),)
     known = {option: kind for part in kinds for option, kind in part.items()}
     read = {}
-    for option, value in options.items():
+    for option, value in recipe.method.options.items():
         if option in REMOVED_OPTIONS:
             raise ValueError(
                 f"train: `method.options.{option}` must be left out, got {value}: it is gone, as {REMOVED_OPTIONS[option]}."
@@ -722,11 +710,6 @@ def make_plan(name: str, options: Mapping[str, object], facts: Facts) -> LossPla
             raise ValueError(f"method {name!r} has no options, got `{option}`.")
         read[option] = read_value(lookup(known, option, kind=f"option of {name}"), value, f"method.options.{option}")
     return method.build(facts, **read)
-
-
-def facts_of(recipe: Recipe, *, num_train: int = 1) -> Facts:
-    """Return what a method may need to know of a run with this number of training examples."""
-    return Facts(num_train, recipe.train.reduction, recipe.method.preset)
 
 
 def resolved(recipe: Recipe) -> Recipe:

@@ -22,7 +22,7 @@ from calibrant.core.records import Predictions, Scores, Split
 from calibrant.data.image_set import DataSet, ImageSet, fingerprint, split_indices
 from calibrant.data.synthetic import CORRUPTIONS, SEVERITIES, corrupt
 from calibrant.engine.batches import RunData, TrainBatches, check_same_data, load_data
-from calibrant.engine.methods import facts_of, learns, make_plan, resolved, split_name
+from calibrant.engine.methods import learns, make_plan, resolved, split_name
 from calibrant.engine.recipe import DataPart, Recipe, check_recipe, load_recipe, recipe_of
 from calibrant.engine.run import (
     Alternative,
@@ -117,13 +117,13 @@ class Assembly:
         """Build everything that a recipe describes; ``ValueError`` or ``OSError`` with one sentence if something cannot be."""
         self.recipe = recipe = resolved(recipe)
         check_recipe(recipe)
-        method, train = recipe.method, recipe.train
+        train = recipe.train
         # Wrong options are found before the data are read; then some plans need the size of the training part.
-        make_plan(method.name, method.options, facts_of(recipe))
+        make_plan(recipe)
         whole = load_data(recipe.data)
         self.data, self.fingerprint = divide(whole, recipe), fingerprint(whole)
         num_train = len(self.data.train)
-        self.objective = make_plan(method.name, method.options, facts_of(recipe, num_train=num_train))
+        self.objective = make_plan(recipe, num_train=num_train)
         self.steps = train.epochs * (num_train // train.batch_size)
         compiled = train.compile if self.objective.compilable else "no"
         self.hardware = choose_hardware(

@@ -17,7 +17,7 @@ from typing import Literal, Protocol
 from calibrant.backbones import BACKBONES
 from calibrant.core.checks import lookup
 from calibrant.data import DATASETS, is_path
-from calibrant.engine.methods import facts_of, find_method, make_plan, resolved, split_name
+from calibrant.engine.methods import make_plan, resolved, split_name
 from calibrant.engine.recipe import Recipe, check_recipe, override
 from calibrant.engine.run import is_finished
 from calibrant.grid.collect import data_label
@@ -120,7 +120,6 @@ def plan_cells(
     told = sorted((settings or {}).items(), key=lambda pair: ":" in pair[0])
     cells: dict[str, Cell] = {}
     for name, seed, method in product(data, seeds, methods):
-        find_method(method)
         base, scaled = split_name(method)
         # Small sets have settings of their own, used where nothing else is said.
         small = {} if recipe is not None or is_path(name) else DATASETS[name].settings
@@ -129,7 +128,7 @@ def plan_cells(
         run = resolved(override(recipe or Recipe(), changed))
         # Said here is what the engine would say once it came to this run.
         check_recipe(run)
-        make_plan(run.method.name, run.method.options, facts_of(run))
+        make_plan(run)
         if ":" not in run.backbone.name:
             lookup(BACKBONES, run.backbone.name, kind="backbone")
         trained = Cell(cell_name(run), run, out, shown=base in methods)

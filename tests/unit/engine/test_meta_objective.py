@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch.func import functional_call
 
 import calibrant.engine.methods as module
-from calibrant.engine.methods import Facts, make_plan, speed_up
+from calibrant.engine.methods import make_plan, speed_up
 from calibrant.engine.recipe import Recipe, override
 from calibrant.engine.setup import feature_function
 from calibrant.engine.train import Assembly, run_epoch
@@ -245,40 +245,41 @@ def test_bank_is_renewed_while_the_average_remembers():
 
 
 def test_pace_takes_the_place_of_the_presets_learning_rate_and_not_of_ones_own():
-    plan = make_plan("flgamma-sece", {"pace": 0.01}, Facts(10, "sum", "paper"))
+    plan = plan_of(preset="paper", pace=0.01)
     assert (plan.pace, plan.settings.meta_lr) == (0.01, None)
     with pytest.raises(ValueError, match="only one of `method.options.pace` and `method.options.meta_lr` may be given"):
-        make_plan("flgamma-sece", {"pace": 0.01, "meta_lr": 1e-4}, FACTS)
+        plan_of(pace=0.01, meta_lr=1e-4)
 
 
-FACTS = Facts(num_train=10, reduction="sum")
+def plan_of(preset="default", **options):
+    return make_plan(override(Recipe(), {"method.preset": preset, "method.options": options}))
 
 
 def test_method_options_reach_settings_regularizer_and_objective():
     options = {"meta_lr": "1e-4", "betas": (0.9, 0.99), "meta_batch_size": 64, "gamma_max": "none", "num_heads": 7}
-    plan = make_plan("flgamma-sece", options | {"bandwidth": 0.02, "centred": "false", "distance": "absolute"}, FACTS)
+    plan = plan_of(**options, bandwidth=0.02, centred="false", distance="absolute")
     assert (plan.settings.meta_lr, plan.settings.betas) == (1e-4, (0.9, 0.99))
     assert (plan.meta_batch_size, plan.meta_schedule, plan.pace) == (64, "slowing", None)
     assert (plan.regularizer.gamma_max, plan.regularizer.num_heads) == (None, 7)
     logits, labels = torch.randn(9, 3, generator=torch.Generator().manual_seed(0)), torch.arange(9) % 3
     assert plan.objective(logits, labels) == sece_penalty(logits, labels, bandwidth=0.02, detach_accuracy=True)
-    paper = make_plan("flgamma-sece", {}, FACTS._replace(preset="paper"))
+    paper = plan_of(preset="paper")
     assert (paper.settings.every, paper.meta_batch_size, paper.settings.leak_meta_grad) == (1, 128, True)
 
 
 @pytest.mark.parametrize(
-    ("method", "option", "value", "message"),
+    ("option", "value", "message"),
     [
-        ("flgamma-sece", "betas", "fast", "`method.options.betas` must be a list, got 'fast'"),
-        ("flgamma-sece", "accuracy", "firm", "`method.options.accuracy` must be one of 'hard', 'soft', got 'firm'"),
-        ("flgamma-sece", "lookahead_lr", "now", "`method.options.lookahead_lr` must be a number or one of 'current'"),
-        ("flgamma-sece", "pace", -1, "`method.options.pace` must be a finite number > 0, got -1"),
-        ("flgamma-sece", "n_bins", 5, "unknown option of flgamma-sece 'n_bins'"),
+        ("betas", "fast", "`method.options.betas` must be a list, got 'fast'"),
+        ("accuracy", "firm", "`method.options.accuracy` must be one of 'hard', 'soft', got 'firm'"),
+        ("lookahead_lr", "now", "`method.options.lookahead_lr` must be a number or one of 'current'"),
+        ("pace", -1, "`method.options.pace` must be a finite number > 0, got -1"),
+        ("n_bins", 5, "unknown option of flgamma-sece 'n_bins'"),
     ],
 )
-def test_method_option_of_the_wrong_kind_is_one_sentence(method, option, value, message):
+def test_method_option_of_the_wrong_kind_is_one_sentence(option, value, message):
     with pytest.raises(ValueError, match=message):
-        make_plan(method, {option: value}, FACTS)
+        plan_of(**{option: value})
 
 
 @pytest.mark.parametrize(
