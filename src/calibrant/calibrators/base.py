@@ -115,6 +115,10 @@ class FitData:
         for logits, labels, weights in zip(*parts, strict=True):
             yield logits.double(), labels, weights
 
+    def total(self, term: Callable[[Tensor, Tensor], Tensor]) -> float:
+        """Weighted sum over the examples of what ``term`` makes of some rows of logits, in float64, and labels."""
+        return sum(float(weights @ term(logits, labels)) for logits, labels, weights in self.chunks())
+
     def impossible(self) -> int:
         """How many labels have probability zero, in every sample."""
         index = self.labels.unsqueeze(1).expand(*self.logits.shape[:-1], 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Literal
 
 import numpy as np
@@ -71,13 +71,14 @@ def nll_slope(data: FitData, beta: float) -> float:
 
     with expectations over the classes under :math:`\mathrm{softmax}(\beta z_i)`. D never falls: the NLL is convex in beta.
     """
-    slope = 0.0
-    for logits, labels, weights in data.chunks():
+
+    def slope(logits: Tensor, labels: Tensor) -> Tensor:
         below = (logits - logits.amax(1, keepdim=True)).clamp_(min=ABSENT)
         own = below.gather(1, labels.unsqueeze(1)).squeeze(1)
         power = (beta * below).exp_()
-        slope += float(weights @ ((power * below).sum(1) / power.sum(1) - own))
-    return slope
+        return (power * below).sum(1) / power.sum(1) - own
+
+    return data.total(slope)
 
 
 def find_temperature(data: FitData, *, bounds: tuple[float, float] = BOUNDS) -> tuple[float, bool]:
@@ -139,15 +140,19 @@ class _TemperatureMethod(Calibrator, formula=temperature_log_probs):
         check_positive(self.temperature_, where=type(self).__name__, name="temperature_")
         super()._check_learned()
 
-    def _warn_at_bound(self, temperature: float, at_bound: bool) -> float:
-        """Return the temperature; warn if it ended at a bound."""
+    def _fit(self, data: FitData) -> Mapping[str, Learned]:
+        temperature, at_bound = self._find(data)
         if at_bound:
             warn(
                 f"{type(self).__name__}.fit: the temperature ended at its bound {temperature:g}: the best one lies beyond, or "
                 "there is none. Do not trust it; use more or other data.",
                 BoundWarning,
             )
-        return temperature
+        return {"temperature": temperature}
+
+    def _find(self, data: FitData) -> tuple[float, bool]:
+        """Return the temperature, and whether it is one of the bounds."""
+        return find_temperature(data, bounds=self.bounds)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -183,20 +188,20 @@ class TemperatureScaling(_TemperatureMethod):
 
     label = "temperature scaling"
 
-    def _fit(self, data: FitData) -> Mapping[str, Learned]:
+    def _find(self, data: FitData) -> tuple[float, bool]:
         if self.objective == "nll":
-            return {"temperature": self._warn_at_bound(*find_temperature(data, bounds=self.bounds))}
+            return super()._find(data)
 
         def ece(temperature: float) -> float:
             probs = temperature_log_probs(data.logits.double(), temperature).exp_()
             return float(expected_calibration_error(probs, data.labels, n_bins=self.n_bins, weights=data.weights))
 
         temperature = min(_GRID, key=ece)
-        return {"temperature": self._warn_at_bound(temperature, temperature in (_GRID[0], _GRID[-1]))}
+        return temperature, temperature in (_GRID[0], _GRID[-1])
 
 
-def attended_nll(data: FitData, *, threshold: float) -> Callable[[float], float]:
-    r"""The attended negative log-likelihood, summed, as a function of the temperature.
+def attended_nll(data: FitData, temperature: float, *, threshold: float) -> float:
+    r"""The attended negative log-likelihood, summed, at a temperature.
 
     Besides the label, an example is counted for every other class k that is its top class or whose probability at T = 1
     exceeds the threshold, as if drawn from it:
@@ -206,22 +211,19 @@ def attended_nll(data: FitData, *, threshold: float) -> Callable[[float], float]
 
     Example:
         >>> data = FitData(torch.tensor([[0.0, 0.0]]), torch.tensor([0]), torch.ones(1, dtype=torch.float64))
-        >>> round(attended_nll(data, threshold=0.4)(1.0), 4), round(attended_nll(data, threshold=0.6)(1.0), 4)
-        (1.3863, 0.6931)
+        >>> [round(attended_nll(data, 1.0, threshold=threshold), 4) for threshold in (0.4, 0.6)]
+        [1.3863, 0.6931]
     """
 
-    def nll(temperature: float) -> float:
-        found = 0.0
-        for logits, labels, weights in data.chunks():
-            index, top = labels.unsqueeze(1), logits.argmax(1, keepdim=True)
-            attended = (logits.softmax(1) > threshold).scatter_(1, top, value=True).scatter_(1, index, value=False)
-            log_probs = temperature_log_probs(logits, temperature)
-            # One minus a probability of one has no logarithm; float64's smallest number stands for it.
-            extra = torch.where(attended, 2 * log_probs - log_complements(log_probs).clamp_(min=-745.0), 0.0)
-            found -= float(weights @ (log_probs.gather(1, index).squeeze(1) + extra.sum(1)))
-        return found
+    def nll(logits: Tensor, labels: Tensor) -> Tensor:
+        index, top = labels.unsqueeze(1), logits.argmax(1, keepdim=True)
+        attended = (logits.softmax(1) > threshold).scatter_(1, top, value=True).scatter_(1, index, value=False)
+        log_probs = temperature_log_probs(logits, temperature)
+        # One minus a probability of one has no logarithm; float64's smallest number stands for it.
+        extra = torch.where(attended, 2 * log_probs - log_complements(log_probs).clamp_(min=-745.0), 0.0)
+        return -(log_probs.gather(1, index).squeeze(1) + extra.sum(1))
 
-    return nll
+    return data.total(nll)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -256,9 +258,8 @@ class AttendedTemperatureScaling(_TemperatureMethod):
         few = [f"its temperature is far too high with fewer than {_FEWEST_CLASSES} classes. Use temperature scaling."]
         return super().doubts(data) + few * (data.num_classes < _FEWEST_CLASSES)
 
-    def _fit(self, data: FitData) -> Mapping[str, Learned]:
-        found = least_in_log(attended_nll(data, threshold=self.threshold), bounds=self.bounds)
-        return {"temperature": self._warn_at_bound(*found)}
+    def _find(self, data: FitData) -> tuple[float, bool]:
+        return least_in_log(partial(attended_nll, data, threshold=self.threshold), bounds=self.bounds)
 
 
 def monte_carlo_log_probs(logits: Tensor, temperature: Tensor | float) -> Tensor:
@@ -301,15 +302,11 @@ class MonteCarloTemperatureScaling(_TemperatureMethod, formula=monte_carlo_log_p
     in_auto = False
     takes_samples = True
 
-    def _fit(self, data: FitData) -> Mapping[str, Learned]:
-        def loss(temperature: float) -> float:
-            total = 0.0
-            for logits, labels, weights in data.chunks():
-                found = monte_carlo_log_probs(logits, temperature)
-                total -= float(weights @ found.gather(1, labels.unsqueeze(1)).squeeze(1))
-            return total
+    def _find(self, data: FitData) -> tuple[float, bool]:
+        def nll(temperature: float, logits: Tensor, labels: Tensor) -> Tensor:
+            return -monte_carlo_log_probs(logits, temperature).gather(1, labels.unsqueeze(1)).squeeze(1)
 
-        return {"temperature": self._warn_at_bound(*least_in_log(loss, bounds=self.bounds))}
+        return least_in_log(lambda temperature: data.total(partial(nll, temperature)), bounds=self.bounds)
 
 
 def ensemble_log_probs(logits: Tensor, temperature: Tensor | float, mixture: Tensor) -> Tensor:
@@ -372,11 +369,10 @@ class EnsembleTemperatureScaling(_TemperatureMethod, formula=ensemble_log_probs)
     few_samples = 100
 
     def _fit(self, data: FitData) -> Mapping[str, Learned]:
-        temperature = self._warn_at_bound(*find_temperature(data, bounds=self.bounds))
-        index = data.labels.unsqueeze(1)
-        own = [temperature_log_probs(data.logits.double(), t).gather(1, index) for t in (temperature, 1.0)]
+        learned, index = super()._fit(data), data.labels.unsqueeze(1)
+        own = [temperature_log_probs(data.logits.double(), t).gather(1, index) for t in (learned["temperature"], 1.0)]
         flat = torch.full_like(own[0], -math.log(data.num_classes))
-        return {"temperature": temperature, "mixture": find_mixture(torch.cat([*own, flat], 1), data.weights)}
+        return {**learned, "mixture": find_mixture(torch.cat([*own, flat], 1), data.weights)}
 
 
 # Affine maps by penalised likelihood.

@@ -29,7 +29,7 @@ from calibrant.data import load_mixture
 from calibrant.data.synthetic import CORRUPTIONS, SEVERITIES, synthetic_predictions
 from calibrant.engine.recipe import NEUTRAL, Recipe, load_recipe, override
 from calibrant.engine.run import EpochRecord, Run, epoch_scores, load_run
-from calibrant.engine.setup import is_first_process
+from calibrant.engine.setup import launched_group
 from calibrant.engine.train import train, with_temperature
 from calibrant.io.predictions import FORMATS, save_logits, save_predictions
 from calibrant.metrics import reliability_bins
@@ -73,7 +73,7 @@ def train_model(
         # A misspelt folder must not train the defaults.
         raise ValueError(f"train: `--resume` must find a run to continue, got {str(folder)!r}, which holds none.")
     find_own_networks(whole)
-    first, console, epochs = is_first_process(), Terminal(soft_wrap=True), whole.train.epochs
+    first, console, epochs = launched_group().rank == 0, Terminal(soft_wrap=True), whole.train.epochs
     bar = make_bar(console, shown=first)
     task = bar.add_task("training", total=epochs)
 

@@ -695,7 +695,7 @@ def learns(recipe: Recipe) -> bool:
 
 
 def make_plan(recipe: Recipe, *, num_train: int = 1) -> LossPlan:
-    """Return the plan of a run with so many training examples; a wrong name of a method or option raises, naming the nearest."""
+    """Return the plan of a run with so many training examples; an unknown method or option is answered with the nearest."""
     name, facts = recipe.method.name, Facts(num_train, recipe.train.reduction, recipe.method.preset)
     method = lookup(METHODS, split_name(name)[0], kind="method", also=(f"{known}+ts" for known in METHODS))
     kinds = method.build.options(facts) if isinstance(method.build, MetaMethod) else (_keywords_of(method.build),)

@@ -34,7 +34,7 @@ from calibrant.engine.recipe import NEUTRAL, BackbonePart, Recipe, read_toml, re
 from calibrant.engine.setup import (
     FeatureFunction,
     Hardware,
-    Shape,
+    InputShape,
     build_backbone,
     choose_hardware,
     feature_function,
@@ -176,7 +176,7 @@ class Run:
     test: Predictions
     hyper: dict[str, Tensor]
     network: Callable[[], nn.Module] = field(repr=False)
-    inputs: Shape
+    inputs: InputShape
     temperature: float | None = None
     folder: Path | None = None
     shift: Mapping[str, Scores] = field(default_factory=dict, repr=False)
@@ -210,7 +210,7 @@ class Run:
 
     def predict_named(self, images: ArrayLike | str | Path, *, device: str = "auto") -> tuple[Tensor, list[str]]:
         """Return what `predict` does, and what each image is called: its path in the folder, or its number."""
-        shape: Shape | ImageSet = self.inputs
+        shape: InputShape | ImageSet = self.inputs
         if not shape.mean:
             shape = load_data(self.recipe.data).train
         read, names = read_images(images, form=(*shape.size, shape.channels), where="predict")
@@ -363,7 +363,7 @@ class RunFolder:
             "seed": self.recipe.seed,
             "processes": hardware.group.world_size,
             "parameters": sum(p.numel() for p in assembly.model.parameters()),
-            "inputs": {name: getattr(data.train, name) for name in Shape._fields},
+            "inputs": {name: getattr(data.train, name) for name in InputShape._fields},
             # No `meta` where methods learn on the validation part.
             "examples": {name: len(part) for name, part in vars(data).items() if part is not None},
             "data": assembly.fingerprint,
@@ -428,7 +428,11 @@ def save_shift(folder: Path, shift: Mapping[str, Scores]) -> None:
 
 def check_same_run(found: Recipe, wanted: Recipe, *, where: str) -> None:
     """Raise unless two recipes describe the same run; where and how fast it is computed may differ."""
-    first, second = _what_counts(found), _what_counts(wanted)
+    # What the method decides counts too.
+    first, second = (
+        {key: value for key, value in flat_recipe(recipe).items() if key not in NEUTRAL and value is not None}
+        for recipe in (found, wanted)
+    )
     for key in sorted({*first, *second}):
         if first.get(key) != second.get(key):
             there, here = (repr(values[key]) if key in values else "not given" for values in (first, second))
@@ -436,11 +440,6 @@ def check_same_run(found: Recipe, wanted: Recipe, *, where: str) -> None:
                 f"train: the recipe must be the one that {where} was made with, but `{key}` is {there} there and {here} here. "
                 "Use another folder for it."
             )
-
-
-def _what_counts(recipe: Recipe) -> dict[str, object]:
-    """Dotted key → value of all that decides what is trained, with what the method decides."""
-    return {key: value for key, value in flat_recipe(recipe).items() if key not in NEUTRAL and value is not None}
 
 
 def load_run(folder: str | Path) -> Run:
@@ -465,7 +464,7 @@ def load_run(folder: str | Path) -> Run:
     _, hyper = load_weights(path / "weights.safetensors")
     # JSON knows no tuples.
     given: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in facts["inputs"].items()}
-    inputs = Shape(**given)
+    inputs = InputShape(**given)
     val, test = _load_parts(path)
     return Run(
         recipe=recipe,
@@ -510,7 +509,7 @@ def read_recipe(folder: Path) -> Recipe:
     return recipe_of(values)
 
 
-def _network(part: BackbonePart, inputs: Shape, path: Path) -> nn.Module:
+def _network(part: BackbonePart, inputs: InputShape, path: Path) -> nn.Module:
     model = build_backbone(part, inputs, seed=0)
     weights, _ = load_weights(path / "weights.safetensors")
     first = next(value for value in weights.values() if value.is_floating_point())

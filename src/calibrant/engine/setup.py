@@ -50,7 +50,7 @@ class Group(NamedTuple):
 
     def gather(self, tensor: Tensor) -> Tensor:
         """Concatenate equal parts ``[B, ...]`` of all processes; the gradient of one's own part passes."""
-        return tensor if self.world_size == 1 else gather(tensor.contiguous(), self.processes)
+        return gather(tensor, self.processes)
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:
         """Replace each tensor by its sum over the processes, in one message."""
@@ -93,19 +93,18 @@ def joined_group(device: str) -> Iterator[Group]:
 
     A process group that is there already is used and left in place; without launcher and group there is one process.
     """
-    rank, world_size, local_rank = _variable("RANK", 0), _variable("WORLD_SIZE", 1), _variable("LOCAL_RANK", 0)
+    group = launched_group()
     if dist.is_available() and dist.is_initialized():
-        yield Group(dist.get_rank(), dist.get_world_size(), local_rank)
+        yield Group(dist.get_rank(), dist.get_world_size(), group.local_rank)
         return
-    if world_size == 1:
+    if group.world_size == 1:
         yield ALONE_GROUP
         return
-    group = Group(rank, world_size, local_rank)
     # NCCL sends from the current GPU, also what is no tensor; told of it, it connects now and not within the first step.
     chosen = choose_hardware(device=device, precision="float32", group=group).device
     own = chosen if chosen.type == "cuda" else None
     with nullcontext() if own is None else torch.cuda.device(own):
-        dist.init_process_group("gloo" if own is None else "nccl", rank=rank, world_size=world_size, device_id=own)
+        dist.init_process_group("gloo" if own is None else "nccl", rank=group.rank, world_size=group.world_size, device_id=own)
         try:
             yield group
             # The first one writes last, and a launcher may end it when others leave. Where one has failed, it says why itself.
@@ -115,13 +114,10 @@ def joined_group(device: str) -> Iterator[Group]:
             dist.destroy_process_group()
 
 
-def _variable(name: str, default: int) -> int:
-    return int(os.environ.get(name) or default)
-
-
-def is_first_process() -> bool:
-    """Whether this process is the first of those that a launcher started, or the only one."""
-    return _variable("RANK", 0) == 0
+def launched_group() -> Group:
+    """What a launcher such as ``torchrun`` tells this process; without one it is alone."""
+    usual = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0}
+    return Group(*(int(os.environ.get(name) or value) for name, value in usual.items()))
 
 
 class Hardware(NamedTuple):
@@ -207,8 +203,8 @@ FeatureFunction = Callable[[Tensor], tuple[Tensor, Tensor]]
 HYPER = "hyper."
 
 
-class Shape(NamedTuple):
-    """What a network must know of its input and output; an `ImageSet` has the same attributes.
+class InputShape(NamedTuple):
+    """What a network must know about its input and output; an `ImageSet` has the same attributes.
 
     Runs of earlier releases do not know the ``mean`` and ``std`` by which their images were normalised.
     """
@@ -248,7 +244,7 @@ def feature_function(model: nn.Module) -> FeatureFunction:
     return hooked
 
 
-def build_network(recipe: Recipe, data: ImageSet | Shape, hardware: Hardware, *, uses_head: bool) -> nn.Module:
+def build_network(recipe: Recipe, data: ImageSet | InputShape, hardware: Hardware, *, uses_head: bool) -> nn.Module:
     """Return the network of a recipe, ready to train on the hardware; what cannot be built or used raises one sentence.
 
     ``uses_head``: the method looks ahead with the last layer.
@@ -270,7 +266,7 @@ def build_network(recipe: Recipe, data: ImageSet | Shape, hardware: Hardware, *,
     return model
 
 
-def build_backbone(part: BackbonePart, data: ImageSet | Shape, *, seed: int) -> nn.Module:
+def build_backbone(part: BackbonePart, data: ImageSet | InputShape, *, seed: int) -> nn.Module:
     """Build the network for a set's classes, channels and size, initialised from ``seed`` alone."""
     # Layers draw their weights from the global generator; it is forked so that the caller's own stream does not move.
     with torch.random.fork_rng(devices=[]):
@@ -307,7 +303,9 @@ def _explained(must: str, name: str) -> Iterator[None]:
         ) from error
 
 
-def check_network(model: nn.Module, data: ImageSet | Shape, hardware: Hardware, *, name: str, uses_head: bool = False) -> None:
+def check_network(
+    model: nn.Module, data: ImageSet | InputShape, hardware: Hardware, *, name: str, uses_head: bool = False
+) -> None:
     """Raise ``ValueError`` unless a network maps images of a set to one logit a class, its last layer's where that is used.
 
     Two black images are passed through it in evaluation mode; parameters, statistics, random generators and each module's mode

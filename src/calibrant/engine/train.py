@@ -45,7 +45,7 @@ from calibrant.engine.setup import (
     ALONE_GROUP,
     FeatureFunction,
     Group,
-    Shape,
+    InputShape,
     build_averages,
     build_network,
     build_optimizer,
@@ -445,7 +445,8 @@ def _train(recipe: Recipe, group: Group, folder: RunFolder | None, *, report: Re
     # The caller's global generators, which dropout draws from, stay as they were.
     with hardware.active(), own_randomness(hardware.device):
         for epoch in range(len(history), epochs):
-            _seed_epoch(recipe.seed, epoch, group)
+            # By epoch, so that the layers of a resumed run draw the same.
+            torch.manual_seed(((recipe.seed * 1_000_003 + epoch) * 65_537 + group.rank) % 2**63)
             record = run_epoch(assembly, epoch, started=started, tick=tick if group.rank == 0 else None)
             history.append(record)
             _offer(assembly, record, choices)
@@ -460,11 +461,6 @@ def _train(recipe: Recipe, group: Group, folder: RunFolder | None, *, report: Re
             if report is not None and group.rank == 0:
                 report(record)
         return _finish(assembly, choices, tuple(history))
-
-
-def _seed_epoch(seed: int, epoch: int, group: Group) -> None:
-    """Seed what layers draw from the global generators by epoch, so that a resumed run draws the same."""
-    torch.manual_seed(((seed * 1_000_003 + epoch) * 65_537 + group.rank) % 2**63)
 
 
 def _choices(recipe: Recipe, *, n_val: int) -> dict[str, BestEpoch]:
@@ -513,7 +509,7 @@ def _finish(assembly: Assembly, choices: Mapping[str, BestEpoch], history: tuple
         test=best.test,
         hyper=hyper,
         network=lambda: model,
-        inputs=Shape(*(getattr(assembly.data.train, name) for name in Shape._fields)),
+        inputs=InputShape(*(getattr(assembly.data.train, name) for name in InputShape._fields)),
         alternatives=found,
     )
 

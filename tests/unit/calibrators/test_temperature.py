@@ -150,7 +150,7 @@ def test_attended_nll_is_the_sum_over_labels_and_attended_classes(temperature: f
         p, q = ([math.exp(v / t) / sum(math.exp(w / t) for w in z) for v in z] for t in (1.0, temperature))
         attended = [k for k in range(5) if k != label and (p[k] > threshold or p[k] == max(p))]
         expected -= weight * (math.log(q[label]) + sum(math.log(q[k] ** 2 / (1 - q[k])) for k in attended))
-    assert attended_nll(FitData(logits, labels, weights), threshold=threshold)(temperature) == pytest.approx(expected, rel=1e-9)
+    assert attended_nll(FitData(logits, labels, weights), temperature, threshold=threshold) == pytest.approx(expected, rel=1e-9)
     assert torch.equal(logits, kept)
 
 
