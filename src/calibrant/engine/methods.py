@@ -40,7 +40,6 @@ from calibrant.meta.step import (
 if TYPE_CHECKING:
     from calibrant.engine.train import Assembly
 
-MetaSchedule: TypeAlias = Literal["constant", "slowing"]
 # Examples of a meta batch, and of a bank: comparing all pairs of 5,120 confidences takes 100 MB.
 _BATCH, _BANK = 1024, 5120
 # A bank is renewed in this part of the steps that averaged weights remember. In a short run on little data, where it took
@@ -224,7 +223,7 @@ class MetaPlan(LossPlan):
         *,
         meta_batch_size: int | None = None,
         refresh: int | None = None,
-        meta_schedule: MetaSchedule = "constant",
+        meta_schedule: Literal["constant", "slowing"] = "constant",
         pace: float | None = None,
     ) -> None:
         super().__init__(nn.Module())

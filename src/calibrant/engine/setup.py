@@ -525,24 +525,19 @@ class WeightAverage:
     @contextmanager
     def applied(self, *, keep: bool = False) -> Iterator[None]:
         """Let the network have the averaged weights for a while; ``keep`` takes over what becomes of them, as statistics do."""
-        own = {name: value.clone(memory_format=torch.preserve_format) for name, value in self._values.items()}
-        _copy(self.means, self._values)
+        means, values = list(self.means.values()), list(self._values.values())
+        own = [value.clone(memory_format=torch.preserve_format) for value in values]
+        torch._foreach_copy_(values, means)
         try:
             yield
             if keep:
-                _copy(self._values, self.means)
+                torch._foreach_copy_(means, values)
         finally:
-            _copy(own, self._values)
+            torch._foreach_copy_(values, own)
 
     def state(self) -> dict[str, Tensor]:
         """Every tensor that `update` changes, by name."""
         return {"count": self._count} | {f"mean.{name}": value for name, value in self.means.items()}
-
-
-@torch.no_grad()
-def _copy(source: dict[str, Tensor], target: dict[str, Tensor]) -> None:
-    for name, value in target.items():
-        value.copy_(source[name])
 
 
 def build_averages(model: nn.Module, train: TrainPart, *, steps: int, watched: bool) -> dict[str, WeightAverage]:

@@ -90,13 +90,11 @@ def avuc_threshold(logits: Tensor, labels: Tensor) -> Tensor:
 class AvUC(Penalty, function=avuc_penalty):
     """`avuc_penalty` as a module whose threshold can follow the training: the buffer ``current_threshold``."""
 
-    current_threshold: Tensor
-
     def __init__(self, *, threshold: float = 1.0, beta: float = 3.0, ignore_index: int | None = None) -> None:
         super().__init__(ignore_index=ignore_index)
         self.threshold = threshold
         self.beta = beta
-        self.register_buffer("current_threshold", torch.tensor(float(threshold)))
+        self.current_threshold = nn.Buffer(torch.tensor(float(threshold)))
 
     def value(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the penalty of the batch, ``[]``."""
@@ -373,16 +371,14 @@ class CRL(Penalty, function=crl_penalty):
     """
 
     inputs: ClassVar[tuple[str, ...]] = ("indices",)
-    times_right: Tensor
-    epochs: Tensor
 
     def __init__(self, *, num_samples: int, score: Score = "confidence", ignore_index: int | None = None) -> None:
         super().__init__(ignore_index=ignore_index)
         check_count(num_samples, where="CRL", name="num_samples")
         self.num_samples = num_samples
         self.score: Score = score
-        self.register_buffer("times_right", torch.zeros(num_samples))
-        self.register_buffer("epochs", torch.zeros(()))
+        self.times_right = nn.Buffer(torch.zeros(num_samples))
+        self.epochs = nn.Buffer(torch.zeros(()))
 
     def value(self, logits: Tensor, labels: Tensor, *, indices: Tensor) -> Tensor:
         """Return the penalty of the batch, ``[]``; ``indices [B]`` are the samples' positions in the training set."""
@@ -430,10 +426,6 @@ class ConfidencePruner(nn.Module):
         tensor([0, 2, 3])
     """
 
-    confidence: Tensor
-    kept: Tensor
-    epoch: Tensor
-
     def __init__(self, *, num_samples: int, ema: float = 0.7, fraction: float = 0.1, every: int = 20) -> None:
         super().__init__()
         where = type(self).__name__
@@ -444,9 +436,9 @@ class ConfidencePruner(nn.Module):
         self.ema = ema
         self.fraction = fraction
         self.every = every
-        self.register_buffer("confidence", torch.full((num_samples,), float("nan")))
-        self.register_buffer("kept", torch.ones(num_samples, dtype=torch.bool))
-        self.register_buffer("epoch", torch.zeros((), dtype=torch.int64))
+        self.confidence = nn.Buffer(torch.full((num_samples,), float("nan")))
+        self.kept = nn.Buffer(torch.ones(num_samples, dtype=torch.bool))
+        self.epoch = nn.Buffer(torch.zeros((), dtype=torch.int64))
 
     @torch.no_grad()
     def update(self, logits: Tensor, *, indices: Tensor) -> None:
@@ -458,7 +450,7 @@ class ConfidencePruner(nn.Module):
     @torch.no_grad()
     def end_epoch(self) -> None:
         """Count an epoch and, if it is one of those, prune."""
-        self.epoch += 1
+        self.epoch.add_(1)
         if int(self.epoch) % self.every:
             return
         rank = torch.where(self.kept & ~self.confidence.isnan(), self.confidence, float("inf"))

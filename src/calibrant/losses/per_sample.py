@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from calibrant.core.binning import equal_mass_bins, top_label
 from calibrant.core.checks import ArrayLike, check_count, check_positive, check_share, range_if_free
@@ -324,7 +324,10 @@ def scheduled_gamma(epoch: int, *, schedule: Schedule = ((0, 5.0), (100, 3.0), (
         [5.0, 5.0, 3.0, 1.0, 1.0]
     """
     check_count(epoch, where="scheduled_gamma", name="epoch", least=0)
-    _check_schedule(schedule, where="scheduled_gamma")
+    firsts = [first for first, _ in schedule]
+    if not firsts or firsts[0] != 0 or firsts != sorted(set(firsts)) or not all(0 <= gamma < math.inf for _, gamma in schedule):
+        rule = "start at epoch 0 and rise, with finite gammas >= 0"
+        raise ValueError(f"scheduled_gamma: `schedule` must {rule}, got {list(schedule)}.")
     return [float(gamma) for first, gamma in schedule if first <= epoch][-1]
 
 
@@ -353,18 +356,14 @@ def scheduled_focal_loss(
 class ScheduledFocalLoss(Loss, function=scheduled_focal_loss):
     """`scheduled_focal_loss` as a module that is told the epoch by ``set_epoch`` and keeps it in its ``state_dict``."""
 
-    epoch_now: Tensor
-    first_epochs: Tensor
-    gammas: Tensor
-
     def __init__(self, *, epoch: int = 0, schedule: Schedule = ((0, 5.0), (100, 3.0), (250, 1.0)), **shared: Any) -> None:
         super().__init__(**shared)
-        _check_schedule(schedule, where="ScheduledFocalLoss")
+        scheduled_gamma(epoch, schedule=schedule)  # raises if there is no such gamma
         self.schedule = schedule
         # Buffers, so that a compiled or captured step need not be made again when the epoch changes.
-        self.register_buffer("epoch_now", torch.tensor(epoch))
-        self.register_buffer("first_epochs", torch.tensor([first for first, _ in schedule]), persistent=False)
-        self.register_buffer("gammas", torch.tensor([float(gamma) for _, gamma in schedule]), persistent=False)
+        self.epoch_now = nn.Buffer(torch.tensor(epoch))
+        self.first_epochs = nn.Buffer(torch.tensor([first for first, _ in schedule]), persistent=False)
+        self.gammas = nn.Buffer(torch.tensor([float(gamma) for _, gamma in schedule]), persistent=False)
 
     @property
     def epoch(self) -> int:
@@ -522,9 +521,6 @@ class AdaFocalLoss(Loss, function=adafocal_loss):
         tensor([0.7047, 1.4191])
     """
 
-    gammas: Tensor
-    edges: Tensor
-
     def __init__(
         self,
         *,
@@ -546,8 +542,8 @@ class AdaFocalLoss(Loss, function=adafocal_loss):
         self.switch = switch
         self.gamma_min = gamma_min
         self.gamma_max = gamma_max
-        self.register_buffer("gammas", torch.full((n_bins,), float(gamma_init)))
-        self.register_buffer("edges", torch.linspace(0, 1, n_bins + 1))
+        self.gammas = nn.Buffer(torch.full((n_bins,), float(gamma_init)))
+        self.edges = nn.Buffer(torch.linspace(0, 1, n_bins + 1))
 
     def update(self, probs: Predictions | ArrayLike, labels: ArrayLike | None = None) -> Bins:
         """Move gammas and edges by what validation data show, and return their equal-mass bins.
@@ -595,10 +591,3 @@ def _check_gamma(gamma: Gamma, scores: Tensor, *, where: str) -> Gamma:
         raise ValueError(f"{where}: `gamma` must be finite and >= 0, got {low:.4g} to {high:.4g}.")
     # A float64 of numpy would lift everything it meets to its precision.
     return gamma.to(scores.dtype) if isinstance(gamma, Tensor) else float(gamma)
-
-
-def _check_schedule(schedule: Schedule, *, where: str) -> None:
-    firsts = [first for first, _ in schedule]
-    if not firsts or firsts[0] != 0 or firsts != sorted(set(firsts)) or not all(0 <= gamma < math.inf for _, gamma in schedule):
-        rule = "start at epoch 0 and rise, with finite gammas >= 0"
-        raise ValueError(f"{where}: `schedule` must {rule}, got {list(schedule)}.")

@@ -180,16 +180,13 @@ def read_features(
     ``verify`` raises if the head's output is not the model's (and waits for the device).
     """
     seen: list[tuple[Tensor, Tensor]] = []
-    hook = network.head.register_forward_hook(lambda module, given, made: seen.append((given[0], made)))
     args = () if isinstance(x, Mapping) else tuple(x) if isinstance(x, tuple | list) else (x,)
     kwargs = dict(x) if isinstance(x, Mapping) else {}
-    try:
+    with network.head.register_forward_hook(lambda module, given, made: seen.append((given[0], made))):
         if params is not None:
             output = functional_call(network.inner, dict(params), args, kwargs)
         else:
             output = (network.inner if inner else network.model)(*args, **kwargs)
-    finally:
-        hook.remove()
     logits = find_logits(output, where="MetaLearner").flatten(0, -2)
     where = f"MetaLearner: `head` must be the layer whose output the model returns, but `{network.head_name}`"
     if len(seen) != 1:

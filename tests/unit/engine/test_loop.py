@@ -11,8 +11,8 @@ from calibrant.engine.batches import Batch
 from calibrant.engine.methods import MixupPlan, resolved
 from calibrant.engine.recipe import Recipe, override
 from calibrant.engine.run import save_checkpoint
-from calibrant.engine.setup import Group, choose_hardware
-from calibrant.engine.train import Assembly, _seed_epoch, run_epoch, train
+from calibrant.engine.setup import choose_hardware
+from calibrant.engine.train import Assembly, run_epoch, train
 from calibrant.losses import CrossEntropyLoss
 
 TINY = {
@@ -67,15 +67,6 @@ def test_seconds_of_a_resumed_run_go_on_from_those_before(tmp_path):
     times = [record.seconds for record in train(recipe, out=out, resume=True).history]
     assert times[0] == 5000.0
     assert 5000.0 < times[1] < 5000.0 + 600
-
-
-def test_every_epoch_of_every_seed_and_process_draws_by_a_seed_of_its_own():
-    with torch.random.fork_rng(devices=[]):
-        found = set()
-        for seed, epoch, rank in ((0, 0, 0), (0, 1, 0), (1, 0, 0), (0, 0, 1)):
-            _seed_epoch(seed, epoch, Group(rank=rank, world_size=2))
-            found.add(torch.initial_seed())
-    assert len(found) == 4
 
 
 LONGER = {

@@ -113,7 +113,7 @@ def test_option_out_of_range_is_refused_by_its_name(function: Callable[..., Tens
     ],
 )
 def test_module_refuses_what_it_cannot_be_made_of(module: Callable[..., object], options: dict[str, object], name: str) -> None:
-    with pytest.raises(ValueError, match=rf"{module.__name__}: `{name}` must"):
+    with pytest.raises(ValueError, match=rf"^\w+: `{name}` must"):
         module(**options)
 
 
