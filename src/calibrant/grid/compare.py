@@ -27,9 +27,10 @@ from calibrant.grid.collect import (
     load_run_entry,
     once,
 )
-from calibrant.grid.executors import LocalExecutor, RayExecutor
+from calibrant.grid.executors import LocalExecutor, RayExecutor, run_cells
 from calibrant.grid.export import write_outputs
-from calibrant.grid.schedule import Board, Cell, Watch, parse_seeds, plan_cells, run_cells, split_names
+from calibrant.grid.schedule import Board, Cell, Watch, parse_seeds, plan_cells, split_names
+from calibrant.report.figures import GRID_BINS
 from calibrant.report.rows import Table, group_rows
 
 # Entries, a folder, and notes on rows that are missing → the table of them, and the files that were written.
@@ -153,7 +154,7 @@ def compare(
         # Who is handed the table alone sees that it is not whole.
         lost = ", ".join(cell.name for cell in failures if cell.shown)
         missing = [f"Missing, as their runs failed: {lost}."] if lost else []
-        make = write or partial(write_outputs, paper=paper, figures=figures)
+        make = write or partial(write_outputs, paper=paper, bins=GRID_BINS if figures else ())
         table, files = make(entries, folder, missing) if entries else (None, ())
     return Comparison(folder, tuple(entries), failures, table, tuple(files))
 

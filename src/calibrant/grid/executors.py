@@ -27,6 +27,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import chdir, nullcontext, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -40,7 +41,7 @@ from calibrant.engine.run import EpochRecord
 from calibrant.engine.setup import choose_hardware
 from calibrant.engine.train import scale_run, train
 from calibrant.grid.collect import command_of
-from calibrant.grid.schedule import Cell, Event
+from calibrant.grid.schedule import Board, Cell, Event, Watch
 
 # More than a few processes on a GPU take turns without finishing earlier.
 _MOST_ON_A_GPU = 4
@@ -359,6 +360,35 @@ class RayExecutor:
         except Exception as error:  # Ray wraps whatever happened to the process, and its own troubles
             return Event(cell.name, "failed", text=f"Ray: {_first_line(error)}")
         return found
+
+
+def run_cells(board: Board, executor: LocalExecutor | RayExecutor, *, retries: int, watch: Watch) -> None:
+    """Run what waits on a board until nothing is left that can be run; the executor is closed at the end.
+
+    Args:
+        board: The cells; those that are done are left alone.
+        executor: Where to run them; every cell that it is given ends in one event "done" or "failed", whatever happens.
+        retries: How often a failed cell is tried again.
+        watch: Called after every change, and now and then.
+    """
+    try:
+        while True:
+            while executor.free() > 0 and (cell := board.next_ready()) is not None:
+                board.start(cell)
+                cell.log.parent.mkdir(parents=True, exist_ok=True)
+                with cell.log.open("a", encoding="utf-8") as log:
+                    log.write(f"{cell.name}, {datetime.now().astimezone().isoformat(timespec='seconds')}\n")
+                executor.submit(cell)
+            if board.count("running") == 0:
+                return
+            events = executor.poll(0.25)
+            for event in events:
+                board.note(event, retries=retries)
+                watch(board, event)
+            if not events:
+                watch(board, None)
+    finally:
+        executor.close()
 
 
 def connect(address: str | None = None, *, cores: int | None = None) -> tuple[Any, bool]:

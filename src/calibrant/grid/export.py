@@ -14,7 +14,7 @@ from calibrant.core.records import Entry, without_nan
 from calibrant.grid.tables import MARK, compare_table
 from calibrant.io.files import write_file
 from calibrant.metrics.levels import bin_sweep
-from calibrant.report.figures import FIGURES, draw_all
+from calibrant.report.figures import FIGURES, GRID_BINS, draw_all
 from calibrant.report.page import render_page
 from calibrant.report.rows import EMPTY, Column, Row, Table, columns_of
 from calibrant.report.save import clear_figures
@@ -197,54 +197,42 @@ def write_table(table: Table, folder: str | Path) -> list[Path]:
 
 
 def write_outputs(
-    entries: Sequence[Entry], folder: Path, missing: Sequence[str] = (), *, paper: bool = False, figures: bool = True
+    entries: Sequence[Entry],
+    folder: Path,
+    missing: Sequence[str] = (),
+    *,
+    paper: bool = False,
+    table: Table | None = None,
+    title: str | None = None,
+    bins: Sequence[int] = GRID_BINS,
 ) -> tuple[Table, tuple[Path, ...]]:
-    """Write ``table.*`` (Markdown, LaTeX, CSV, JSON), ``figures/`` and ``report.html`` into a folder.
+    """Write a table (Markdown, LaTeX, CSV, JSON), ``figures/`` and ``report.html`` into a folder.
 
     Args:
         entries: The rows, in their order.
         folder: Where to; files of an older comparison are replaced, and its figures removed.
         missing: Notes on rows that should be there and are not.
         paper: Put the paper's numbers below ours.
-        figures: Whether to draw figures.
-
-    Returns:
-        The table, and the files.
-    """
-    rows = with_sweeps(entries)
-    # The page shows the Brier score, too.
-    wide = compare_table(rows, metrics=columns_of(rows), paper=paper, calibrated=True, name="table")
-    wide = replace(wide, notes=(*missing, *wide.notes))
-    table = replace(wide, columns=tuple(column for column in wide.columns if column.key != "brier"))
-    files = write_table(table, folder)
-    return table, (*files, *write_page(wide, folder, bins=(10, 15, 20, 50, 100) if figures else ()))
-
-
-def write_page(
-    table: Table, folder: Path, *, above: Table | None = None, title: str | None = None, bins: Sequence[int] = ()
-) -> list[Path]:
-    """Write ``report.html`` of a table and its runs, and ``figures/``, where older figures are removed.
-
-    Args:
-        table: The table.
-        folder: Where to.
-        above: Another table, to show before it.
+        table: A table to write in place of that of the comparison, and to show before it on the page.
         title: Title of the page.
         bins: How many bins reliability diagrams are to have; without any, there are no figures.
 
     Returns:
-        The files.
+        The table, and the files.
     """
-    page = folder / "report.html"
-    write_file(page, render_page(table=table, above=above, title=title))
+    # Page and figures would both work out the errors by number of bins.
+    rows = [run if run.sweep or run.test is None else replace(run, sweep=bin_sweep(run.test)) for run in entries]
+    # The page shows the Brier score, too.
+    wide = compare_table(rows, metrics=columns_of(rows), paper=paper, calibrated=True, name="table")
+    wide = replace(wide, notes=(*missing, *wide.notes))
+    written = table or replace(wide, columns=tuple(column for column in wide.columns if column.key != "brier"))
+    files = [*write_table(written, folder), folder / "report.html"]
+    write_file(files[-1], render_page(table=wide, above=table, title=title))
     clear_figures(folder / "figures", FIGURES)
-    entries = [run for row in table.rows for run in row.runs]
-    return [page, *(draw_all(entries, folder / "figures", n_bins=tuple(bins)).files if bins else ())]
-
-
-def with_sweeps(entries: Sequence[Entry]) -> list[Entry]:
-    """Add to runs their errors by number of bins, which page and figures would both work out."""
-    return [run if run.sweep or run.test is None else replace(run, sweep=bin_sweep(run.test)) for run in entries]
+    if bins:
+        runs = [run for row in wide.rows for run in row.runs]
+        files += draw_all(runs, folder / "figures", n_bins=bins).files
+    return written, tuple(files)
 
 
 def escape_markdown(text: str) -> str:

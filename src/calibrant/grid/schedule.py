@@ -1,6 +1,6 @@
 """A grid as cells, one for every data set, method and seed; what runs next, retries, and the time left.
 
-An executor runs the cells: see `calibrant.grid.executors`.
+What runs them is in `calibrant.grid.executors`.
 """
 
 from __future__ import annotations
@@ -9,10 +9,9 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from itertools import product
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from calibrant.backbones import BACKBONES
 from calibrant.core.checks import lookup
@@ -201,21 +200,6 @@ class Event:
     crowded: bool = False
 
 
-class _Executor(Protocol):
-    """Runs cells somewhere. Every cell it is given ends in one event "done" or "failed", whatever happens to it."""
-
-    # How many more cells it would take now.
-    def free(self) -> int: ...
-
-    def submit(self, cell: Cell) -> None: ...
-
-    # What happened since the last call; waits up to so many seconds for something.
-    def poll(self, seconds: float) -> list[Event]: ...
-
-    # Stops everything that runs, at once.
-    def close(self) -> None: ...
-
-
 class Board:
     """The cells of a grid, each base before what is made of it, and how far they are."""
 
@@ -275,32 +259,3 @@ class Board:
 
 # Called with the board and what has just changed on it; with None when only time has passed.
 Watch = Callable[[Board, Event | None], None]
-
-
-def run_cells(board: Board, executor: _Executor, *, retries: int, watch: Watch) -> None:
-    """Run what waits on a board until nothing is left that can be run; the executor is closed at the end.
-
-    Args:
-        board: The cells; those that are done are left alone.
-        executor: Where to run them.
-        retries: How often a failed cell is tried again.
-        watch: Called after every change, and now and then.
-    """
-    try:
-        while True:
-            while executor.free() > 0 and (cell := board.next_ready()) is not None:
-                board.start(cell)
-                cell.log.parent.mkdir(parents=True, exist_ok=True)
-                with cell.log.open("a", encoding="utf-8") as log:
-                    log.write(f"{cell.name}, {datetime.now().astimezone().isoformat(timespec='seconds')}\n")
-                executor.submit(cell)
-            if board.count("running") == 0:
-                return
-            events = executor.poll(0.25)
-            for event in events:
-                board.note(event, retries=retries)
-                watch(board, event)
-            if not events:
-                watch(board, None)
-    finally:
-        executor.close()

@@ -14,7 +14,6 @@ from importlib.resources import files
 from typing import Any, NamedTuple
 
 from calibrant.core.records import Entry
-from calibrant.data import data_name
 from calibrant.metrics import METRICS
 from calibrant.metrics.paired import LEAST_SEEDS, Difference, compare_runs, holm
 from calibrant.report.rows import INFO_NAMES, Cell, Column, Info, Row, Table, comparable, group_rows, metric_column
@@ -175,7 +174,7 @@ def paper_notes(table: Table) -> list[str]:
         for key in row.cells.keys() & {column.key for column in table.columns}
         if row.kind == "paper"
     ]
-    return [str(note) for note in paper.notes if any(note.is_about(s, data, row.method, key) for s, data, row, key in shown)]
+    return [note.text for note in paper.notes if any(note.is_about(s, data, row.method, key) for s, data, row, key in shown)]
 
 
 class PaperNote(NamedTuple):
@@ -191,15 +190,6 @@ class PaperNote(NamedTuple):
         """Whether it says something about one number of a table of the paper."""
         found = self.table == table and self.data in (None, data) and self.metric in (None, metric)
         return found and method in (self.methods or (method,))
-
-    def __str__(self) -> str:
-        """The note with what it is about in front."""
-        about = [f"Table {self.table.removeprefix('table')}", *([data_name(self.data)] if self.data else [])]
-        about += [load_paper().labels[method] for method in self.methods]
-        if self.metric:
-            first, *rest = (METRICS[self.metric].short or METRICS[self.metric].label).split()
-            about.append(" ".join([first if first.isupper() else first.lower(), *rest]))
-        return f"{', '.join(about)}: {self.text}"
 
 
 @dataclass(frozen=True)

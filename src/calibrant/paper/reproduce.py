@@ -19,13 +19,13 @@ from calibrant.data import DATASETS
 from calibrant.engine.recipe import Recipe, override
 from calibrant.grid.collect import catalogue_order, load_results, result_name
 from calibrant.grid.compare import Comparison, compare
-from calibrant.grid.export import escape_markdown, to_markdown, with_sweeps, write_page, write_table
+from calibrant.grid.export import escape_markdown, to_markdown, write_outputs
 from calibrant.grid.schedule import Cell as RunCell
 from calibrant.grid.schedule import Watch, parse_seeds, plan_cells
 from calibrant.grid.tables import compare_table, differences, load_paper, notes_of, paper_notes
 from calibrant.io.files import write_file
 from calibrant.report.figures import FIGURES, draw_all
-from calibrant.report.rows import CHOICES, Cell, Column, Info, Row, Section, Table, columns_of, comparable, settings_of
+from calibrant.report.rows import CHOICES, Cell, Column, Info, Row, Section, Table, comparable, settings_of
 from calibrant.report.save import clear_figures
 
 # Methods of the paper's reliability diagrams and learning curves.
@@ -142,27 +142,23 @@ def run_reproduction(plan: Reproduction, *, out: str | Path, jobs: int | None = 
         out=out,
         jobs=jobs,
         watch=watch,
-        write=partial(write_report, plan),
+        write=partial(write_experiment, plan),
     )
 
 
-def write_report(
+def write_experiment(
     plan: Reproduction, entries: Sequence[Entry], folder: Path, missing: Sequence[str] = ()
 ) -> tuple[Table, tuple[Path, ...]]:
     """Write the table (four forms), ``figures/`` and ``report.html`` of an experiment's runs, as `compare` wants it."""
-    shown = with_sweeps(entries)
-    shown = [replace(entry, data=f"{entry.data} (quick)") for entry in shown] if plan.quick else shown
-    table = None if plan.name == "figures" else make_paper_table(plan.name, shown, paper=not plan.quick)
+    shown = [replace(entry, data=f"{entry.data} (quick)") for entry in entries] if plan.quick else entries
+    drawn = plan.name == "figures"
+    table = None if drawn else make_paper_table(plan.name, shown, paper=not plan.quick)
     # Where runs of cross-entropy failed there may be no differences to it, but there are still results.
     table = table or compare_table(shown, paper=not plan.quick, calibrated=True)
     name, notes = (f"{plan.name}-quick", [_QUICK_NOTE]) if plan.quick else (plan.name, [])
     table = replace(table, name=name, title=plan.title, notes=(*missing, *notes, *table.notes))
-    files = write_table(table, folder)
-    runs = compare_table(shown, metrics=columns_of(shown), calibrated=True)
-    drawn = plan.name == "figures"
     title = plan.title if drawn else f"Table {plan.name.removeprefix('table')}: {plan.title}"
-    page = write_page(runs, folder, above=table, title=title, bins=_BINS if drawn else (15,))
-    return table, (*files, *page)
+    return write_outputs(shown, folder, table=table, title=title, bins=_BINS if drawn else (15,))
 
 
 def make_paper_table(name: str, entries: Iterable[Entry], *, paper: bool = False, info: tuple[Info, ...] = ()) -> Table | None:

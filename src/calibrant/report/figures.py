@@ -60,6 +60,8 @@ PANELS = {
 }
 # Those that are learning curves.
 CURVES = tuple(PANELS)[:7]
+# Numbers of bins for each of which there is a grid of reliability diagrams.
+GRID_BINS = (10, 15, 20, 50, 100)
 # Reliability diagrams in a row, and in inches what stands beside the first.
 _MOST_COLUMNS = 5
 _LEFT = 0.55
@@ -650,7 +652,7 @@ def draw_all(
     entries: Sequence[Entry],
     out_folder: str | Path,
     *,
-    n_bins: Sequence[int] = (10, 15, 20, 50, 100),
+    n_bins: Sequence[int] = GRID_BINS,
     seed: int | None = None,
     kinds: Sequence[str] = ("png", "pdf"),
 ) -> Drawing:

@@ -10,7 +10,7 @@ import pytest
 
 from calibrant.core.records import Entry
 from calibrant.grid.export import write_outputs
-from calibrant.paper.reproduce import plan_reproduction, write_report
+from calibrant.paper.reproduce import plan_reproduction, write_experiment
 from calibrant.report.figures import Drawing
 from calibrant.report.rows import group_rows
 from figure_data import run_of
@@ -57,7 +57,7 @@ def bold_on_page(text: str) -> list[list[bool]]:
 
 @pytest.mark.usefixtures("quick_figures")
 def test_page_and_table_mark_the_same_values(tmp_path: Path) -> None:
-    table, _ = write_outputs(made_entries(), tmp_path, figures=False)
+    table, _ = write_outputs(made_entries(), tmp_path, bins=())
     page = (tmp_path / "report.html").read_text()
     found = bold_in_table((tmp_path / "table.md").read_text())
     # Among three epochs without other settings; what stands alone is the best of nothing.
@@ -70,11 +70,11 @@ def test_page_and_table_mark_the_same_values(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("quick_figures")
 @pytest.mark.parametrize("paper", [True, False])
 def test_outputs_begin_with_what_is_missing(tmp_path: Path, paper: bool) -> None:
-    table, _ = write_outputs(made_entries(), tmp_path, ["Missing: mmce."], figures=False, paper=paper)
+    table, _ = write_outputs(made_entries(), tmp_path, ["Missing: mmce."], bins=(), paper=paper)
     assert table.notes[0] == "Missing: mmce."
     assert (tmp_path / "report.html").read_text().count("Missing: mmce.") == 1
     plan = plan_reproduction("table1", data=["digits"], quick=True)
-    table, _ = write_report(plan, made_entries(), tmp_path / "paper", ["Missing: mmce."])
+    table, _ = write_experiment(plan, made_entries(), tmp_path / "paper", ["Missing: mmce."])
     assert table.notes[0] == "Missing: mmce."
     assert (tmp_path / "paper" / "report.html").read_text().count("Missing: mmce.") == 1
 
@@ -87,7 +87,7 @@ def test_figures_of_an_older_comparison_are_removed(tmp_path: Path) -> None:
     assert {"gamma-epochs-digits-convnet.png", "robustness-mixture-convnet.png"} <= names
     (tmp_path / "figures" / "tradeoff-mine.png").write_bytes(b"mine")
     for figures in (True, False):
-        files = write_outputs([run_of("ce")], tmp_path, figures=figures)[1]
+        files = write_outputs([run_of("ce")], tmp_path, bins=(15,) if figures else ())[1]
         drawn = {file.name for file in files if file.parent.name == "figures"}
         assert bool(drawn) is figures
         assert {file.name for file in (tmp_path / "figures").iterdir()} == {"tradeoff-mine.png", *drawn}

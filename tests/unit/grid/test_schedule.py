@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from calibrant.grid.schedule import Board, Cell, Event, Watch, plan_cells, run_cells
+from calibrant.grid.executors import run_cells
+from calibrant.grid.schedule import Board, Cell, Event, Watch, plan_cells
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import pytest
 
 from calibrant.core.records import Entry, Predictions
 from calibrant.metrics.measure import measure
-from calibrant.paper.reproduce import plan_reproduction, write_report
+from calibrant.paper.reproduce import plan_reproduction, write_experiment
 from calibrant.report.figures import Drawing
 from helpers import mixed_gaps
 
@@ -79,7 +79,7 @@ def draw_names(drawn: list[object], entries: object, folder: Path, *, n_bins: ob
 def test_report_of_a_table_has_its_four_forms_and_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("calibrant.grid.export.draw_all", partial(draw_names, []))
     plan = plan_reproduction("table2", data=["cifar10"], seeds=1)
-    table, files = write_report(plan, entries(plan.methods, data="cifar10"), tmp_path)
+    table, files = write_experiment(plan, entries(plan.methods, data="cifar10"), tmp_path)
     names = [file.relative_to(tmp_path).as_posix() for file in files]
     assert names[:5] == ["table2.md", "table2.tex", "table2.csv", "table2.json", "report.html"]
     assert all(file.stat().st_size > 0 for file in files)
@@ -92,7 +92,7 @@ def test_report_of_a_table_has_its_four_forms_and_page(tmp_path: Path, monkeypat
 
 def test_report_of_a_quick_version_says_so_everywhere_and_has_no_number_of_the_paper(tmp_path: Path) -> None:
     plan = plan_reproduction("table1", data=["cifar10"], quick=True, seeds=1)
-    table, files = write_report(plan, entries(("ce", "focal"), data="cifar10"), tmp_path)
+    table, files = write_experiment(plan, entries(("ce", "focal"), data="cifar10"), tmp_path)
     assert table.name == "table1-quick"
     assert not [line for line in table.rows if line.kind == "paper"]
     for file in files[:5]:
@@ -119,7 +119,7 @@ def test_report_of_table5_without_differences_to_cross_entropy_still_shows_what_
     monkeypatch.setattr("calibrant.grid.export.draw_all", partial(draw_names, []))
     plan = plan_reproduction("table5", data=list(finished), seeds=1)
     runs = [entry for data, methods in finished.items() for entry in entries(methods, data=data)]
-    table, _ = write_report(plan, runs, tmp_path)
+    table, _ = write_experiment(plan, runs, tmp_path)
     shown = {section.data: tuple(line.method for line in section.rows if line.kind == "ours") for section in table.sections}
     assert shown == finished
 
@@ -128,7 +128,7 @@ def test_report_of_figures_has_the_bins_of_the_paper(tmp_path: Path, monkeypatch
     drawn: list[object] = []
     monkeypatch.setattr("calibrant.grid.export.draw_all", partial(draw_names, drawn))
     plan = plan_reproduction("figures", data=["cifar10"])
-    table, files = write_report(plan, entries(("ce",), data="cifar10"), tmp_path)
+    table, files = write_experiment(plan, entries(("ce",), data="cifar10"), tmp_path)
     assert drawn == [(10, 20, 50, 100)]
     assert table.name == "figures"
     assert (tmp_path / "report.html") in files
