@@ -25,7 +25,7 @@ Reference: Chuang and Lai, Statistica Sinica 10, 2000.
 import inspect
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -53,7 +53,6 @@ NORMAL_95 = 1.959963984540054
 _MOST_SKEW = 0.1
 # Truths of a family. Quantiles are joined linearly between them, and bend little.
 _TRUTHS = 12
-_TAIL = 0.025
 # Bisection steps: a step of the path, of the order of 1,000, is found to 1e-9.
 _HALVINGS = 40
 # Data sets drawn from each truth, as a part of the resamples asked for.
@@ -263,12 +262,14 @@ class Inversion:
         pieces: Which parts of the levels have a gap of their own.
         truly: The error of infinitely many examples, where it is not ``metric``.
         families: Which truths are tried, `few_gaps` last.
+        tail: Share of data sets that are too extreme, at either end.
     """
 
     metric: OfLevels
     pieces: Pieces = "mass"
     truly: OfLevels | None = None
     families: tuple[Family, ...] = (all_gaps, few_gaps)
+    tail: float = 0.025
 
     def __call__(self, evidence: Evidence, value: float) -> Range:
         """Return the interval, stretched from the value of the levels to the exact one if that is near."""
@@ -281,7 +282,7 @@ class Inversion:
             drawn = self.metric(levels, *data).view(len(truths), -1)
             spread = spread_of_confidences(truths, levels, truly, n_resamples=drawn.shape[1] // 2 + 1, rng=rng)
             drawn = drawn + spread.unsqueeze(1) * torch.from_numpy(rng.standard_normal(drawn.shape))
-            found.append(accepted_range(truly(levels, *levels.row(truths)), drawn, observed, null=null))
+            found.append(accepted_range(truly(levels, *levels.row(truths)), drawn, observed, null=null, tail=self.tail))
         ratio = value / observed if observed > 0 else 1.0
         ratio = ratio if 1 / _FAR < ratio < _FAR else 1.0
         # The last family ends at what was observed.
@@ -302,7 +303,7 @@ def spread_of_confidences(
     return metric(levels, mass, mass * truths.repeat_interleave(n_resamples, 0)).view(len(truths), -1).std(1)
 
 
-def accepted_range(truth: Tensor, drawn: Tensor, observed: float, *, null: Tensor | None = None) -> Range:
+def accepted_range(truth: Tensor, drawn: Tensor, observed: float, *, null: Tensor | None = None, tail: float = 0.025) -> Range:
     """Smallest and largest true value among the truths that could have given the observed value.
 
     Args:
@@ -310,16 +311,17 @@ def accepted_range(truth: Tensor, drawn: Tensor, observed: float, *, null: Tenso
         drawn: Values that data from each truth show ``[S, R]``.
         observed: The value seen.
         null: More values that data from the calibrated truth show, to be used for that one.
+        tail: Share of the values that are too extreme, at either end.
 
     Returns:
         The two values; the first is 0 if the calibrated truth is among them.
     """
     chance = float(drawn[0].mean() - truth[0])
-    low_tail = _TAIL * (((truth - truth[0]) / chance).clamp(0, 1) if chance > 0 else torch.ones_like(truth))
-    lower, upper = _quantiles(drawn, low_tail), _quantiles(drawn, 1 - (2 * _TAIL - low_tail))
+    low_tail = tail * (((truth - truth[0]) / chance).clamp(0, 1) if chance > 0 else torch.ones_like(truth))
+    lower, upper = _quantiles(drawn, low_tail), _quantiles(drawn, 1 - (2 * tail - low_tail))
     if null is not None:
         # As a p-value (1 + number as large) / (1 + R) would have it: so few cannot reject where R is below 19.
-        rank = int(2 * _TAIL * (len(null) + 1) + 1e-9)
+        rank = int(2 * tail * (len(null) + 1) + 1e-9)
         upper[0] = null.sort(descending=True).values[rank - 1] if rank else torch.inf
     # So that each end belongs to the outermost truth that is accepted, even if one further in is not.
     curves = (truth.cummax(0).values, lower.flip(0).cummin(0).values.flip(0), upper.cummax(0).values)
@@ -442,9 +444,13 @@ def _draw_classwise(
 
 
 def mce_interval(evidence: Evidence, value: float) -> Range:
-    """Interval of the MCE: the largest of gaps is at least their mean, so what rules out an ECE rules out that MCE."""
+    """Interval of the MCE: the largest of gaps is at least their mean, so what rules out an ECE rules out that MCE.
+
+    The ECE must be ruled out by half of its usual tail, since two tests find false errors more often than one.
+    """
     found = Inversion(mce_of_levels, "width")(evidence, value)
-    low = max(found.low, min(ECE_INVERSION(evidence, float(norm_of_bins(evidence.summary.bins))).low, value))
+    mean_gap = replace(ECE_INVERSION, tail=ECE_INVERSION.tail / 2)(evidence, float(norm_of_bins(evidence.summary.bins)))
+    low = max(found.low, min(mean_gap.low, value))
     return Range(low, max(found.high, low))
 
 

