@@ -25,7 +25,7 @@ from calibrant.core.records import Estimate
 from calibrant.data.synthetic import synthetic_predictions
 from calibrant.metrics import expected_calibration_error, maximum_calibration_error, reliability_bins
 from calibrant.metrics.paired import paired_test
-from calibrant.report.page import STOPS, Candidate, Examined, Repair, render_page
+from calibrant.report.page import STOPS, Examined, Repair, Tried, render_page
 from made_up_page_runs import made_runs
 
 pytestmark = needs_chromium
@@ -56,10 +56,10 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     examined = Examined(test, measure(test, n_resamples=100, file="test.npz"))
     later = Examined(after, measure(after, n_resamples=100))
     tried = tuple(
-        Candidate(name, 0.5, Estimate(0.1, 0.0, 0.2), measure(repaired_by(name), n_resamples=100), True)
+        Tried(name, 0.5, Estimate(0.1, 0.0, 0.2), measure(repaired_by(name), n_resamples=100), True)
         for name in ("temperature", "histogram")
     )
-    tried += (Candidate("none", 0.9, None, examined.scores, True),)
+    tried += (Tried("none", 0.9, None, examined.scores, True),)
     paired = paired_test(test, after, n_resamples=100)
     repaired = Repair("temperature", "temperature scaling", later, paired, 900, "val.npz", 2.2, "it is best.", tried)
     file = tmp_path_factory.mktemp("page") / "report.html"

@@ -22,7 +22,7 @@ from calibrant.core.records import Entry
 from calibrant.data.synthetic import synthetic_predictions
 from calibrant.metrics import expected_calibration_error
 from calibrant.report.page import STOPS, render_page
-from calibrant.report.rows import Cell, Column, Row, Section, Table
+from calibrant.report.rows import Column, Mean, Row, Section, Table
 from made_up_page_runs import made_runs
 
 pytestmark = needs_chromium
@@ -117,7 +117,7 @@ def test_predictions_of_unknown_network_are_drawn_beside_the_runs_of_the_first(b
 
 def test_wide_table_takes_the_width_of_the_window_and_keeps_its_names_in_view(browser: Any, tmp_path: Path) -> None:
     columns = tuple(Column(f"c{k}", f"Long column {k}") for k in range(8))
-    row = Row("CE", "ce", {column.key: Cell(0.27425, 0.00198) for column in columns})
+    row = Row("CE", "ce", {column.key: Mean(0.27425, 0.00198) for column in columns})
     table = Table("wide", "Wide", columns, (Section("digits", (row,)),), info=())
     file = tmp_path / "wide.html"
     file.write_text(render_page(entries=made_runs(), above=table), encoding="utf-8")

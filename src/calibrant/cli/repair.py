@@ -37,7 +37,7 @@ from calibrant.io.predictions import FORMATS
 from calibrant.metrics import METRICS
 from calibrant.metrics.measure import measure
 from calibrant.metrics.verdict import tell_effect, write_estimate, write_value
-from calibrant.report.page import Candidate, Examined, Repair, give_runs_verdict, give_verdict, render_page
+from calibrant.report.page import Examined, Repair, Tried, give_runs_verdict, give_verdict, render_page
 from calibrant.report.rows import columns_of
 
 
@@ -261,7 +261,7 @@ def _repair(fit: Path, file: Path, method: str, request: Request) -> tuple[Exami
 
 def _try_all(
     auto: AutoCalibrator, fit_data: Predictions, given: Predictions, done: Repaired, request: Request
-) -> tuple[Candidate, ...]:
+) -> tuple[Tried, ...]:
     """Fit every method on all fit data and measure what it does to the test data."""
     known = {"none": done.before, auto.best_name_: done.after}
     found = []
@@ -277,6 +277,6 @@ def _try_all(
                     failure = str(error)
             change = None if failure else Estimate(-entry.gain, -entry.gain_high, -entry.gain_low)
             keeps = entry.name == "none" or (calibrator is not None and calibrator.preserves_accuracy)
-            found.append(Candidate(entry.name, entry.score, change, scores, keeps, failure))
+            found.append(Tried(entry.name, entry.score, change, scores, keeps, failure))
             advance(1)
     return tuple(found)

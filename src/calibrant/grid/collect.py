@@ -283,7 +283,12 @@ def load_entries(path: str | Path, *, data: str | None = None) -> list[Entry]:
     """
     given = Path(path)
     if given.is_file():
-        return [_load_file(given, data=data)]
+        if given.suffix.lower() == ".json":
+            return [load_result(given)]
+        predictions = load_predictions(given)
+        if predictions.split not in (None, Split.TEST):
+            raise ValueError(f"{path}: must hold predictions on test data, got those of the {predictions.split.value} split.")
+        return [_predictions_entry(predictions, given, data=data)]
     if not given.exists():
         raise FileNotFoundError(
             f"{path}: must be a run folder, a folder of them, a file of predictions or a record (.json), got nothing there."
@@ -435,15 +440,6 @@ def _weights(test: Predictions | ImageSet) -> torch.Tensor:
     """Weights with mean one; ones if there are none."""
     weights = getattr(test, "weights", None)
     return torch.ones(len(test.labels), dtype=torch.float64) if weights is None else weights.double() / weights.double().mean()
-
-
-def _load_file(file: Path, *, data: str | None) -> Entry:
-    if file.suffix.lower() == ".json":
-        return load_result(file)
-    predictions = load_predictions(file)
-    if predictions.split not in (None, Split.TEST):
-        raise ValueError(f"{file}: must hold predictions on test data, got those of the {predictions.split.value} split.")
-    return _predictions_entry(predictions, file, data=data)
 
 
 def _predictions_entry(predictions: Predictions, file: Path, *, data: str | None) -> Entry:

@@ -45,8 +45,8 @@ def to_markdown(table: Table, *, heading: str | None = "###") -> str:
         heading: What stands before the title and, with one more ``#``, before those of the sections; None leaves both out.
 
     Example:
-        >>> from calibrant.report.rows import Cell, Section
-        >>> row = Row("CE", "ce", {"ece": Cell(0.0418, best=True)}, n_runs=1)
+        >>> from calibrant.report.rows import Mean, Section
+        >>> row = Row("CE", "ce", {"ece": Mean(0.0418, best=True)}, n_runs=1)
         >>> table = Table("t", "One row", (Column("ece", "ECE"),), (Section("CIFAR-10", (row,)),))
         >>> print(to_markdown(table, heading=None))
         | Method | Seeds | ECE (%) |
@@ -77,8 +77,8 @@ def to_latex(table: Table) -> str:
             A table wider than the page shrinks.
 
     Example:
-        >>> from calibrant.report.rows import Cell, Section
-        >>> row = Row("FLγ-SECE", "flgamma-sece", {"ece": Cell(0.0214, 0.0082)}, n_runs=5)
+        >>> from calibrant.report.rows import Mean, Section
+        >>> row = Row("FLγ-SECE", "flgamma-sece", {"ece": Mean(0.0214, 0.0082)}, n_runs=5)
         >>> columns, section = (Column("ece", "ECE"),), Section("CIFAR-10", (row,), "cifar10")
         >>> print(to_latex(Table("t", "A 100% test", columns, (section,), notes=("Of 5 seeds.",))))
         % needs \usepackage{booktabs,graphicx}
@@ -134,8 +134,8 @@ def to_csv(table: Table) -> str:
     there were. What is unknown is empty. A name that a spreadsheet would run as a formula has an apostrophe in front.
 
     Example:
-        >>> from calibrant.report.rows import Cell, Section
-        >>> row = Row("CE", "ce", {"ece": Cell(0.0418, values=(0.0418,))}, n_runs=1, seeds=(0,))
+        >>> from calibrant.report.rows import Mean, Section
+        >>> row = Row("CE", "ce", {"ece": Mean(0.0418, values=(0.0418,))}, n_runs=1, seeds=(0,))
         >>> table = Table("t", "One row", (Column("ece", "ECE"),), (Section("CIFAR-10", (row,), "cifar10"),))
         >>> to_csv(table).splitlines()[1]
         't,cifar10,,ours,ce,,,,ece,0.0418,,1,0,0.0418,false,,,'
@@ -161,8 +161,8 @@ def to_json(table: Table) -> str:
     """Write a table as strict JSON: its columns, sections, rows and cells as they are, rates as fractions.
 
     Example:
-        >>> from calibrant.report.rows import Cell, Section
-        >>> row = Row("CE", "ce", {"ece": Cell(0.0418)}, n_runs=1)
+        >>> from calibrant.report.rows import Mean, Section
+        >>> row = Row("CE", "ce", {"ece": Mean(0.0418)}, n_runs=1)
         >>> table = Table("t", "One row", (Column("ece", "ECE"),), (Section("CIFAR-10", (row,)),))
         >>> json.loads(to_json(table))["sections"][0]["lines"][0]["cells"]["ece"]["mean"]
         0.0418

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import Any
 
 from calibrant.core.records import Entry
 from calibrant.metrics import METRICS
 from calibrant.metrics.paired import LEAST_SEEDS, Difference, compare_runs, holm
-from calibrant.report.rows import INFO_NAMES, Cell, Column, Info, Row, Table, comparable, group_rows, metric_column
+from calibrant.report.rows import INFO_NAMES, Column, Info, Mean, Row, Table, comparable, group_rows, metric_column
 
 MARK = "†"
 NOT_IN_PAPER = "The paper has no numbers for these data, networks and methods."
@@ -168,28 +168,24 @@ def paper_notes(table: Table) -> list[str]:
     """Return what is known about the numbers of the paper that a table shows, in the paper's order."""
     paper = load_paper()
     shown = [
-        (table.name if table.name in paper.tables else find_in_paper(part.data, row.method, row.model)[0], part.data, row, key)
+        (
+            table.name if table.name in paper.tables else find_in_paper(part.data, row.method, row.model)[0],
+            part.data,
+            row.method,
+            key,
+        )
         for part in table.sections
         for row in part.rows
         for key in row.cells.keys() & {column.key for column in table.columns}
         if row.kind == "paper"
     ]
-    return [note.text for note in paper.notes if any(note.is_about(s, data, row.method, key) for s, data, row, key in shown)]
+    return [note["text"] for note in paper.notes if any(_is_about(note, *number) for number in shown)]
 
 
-class PaperNote(NamedTuple):
-    """Something known about printed numbers; None, or no methods, means all."""
-
-    text: str
-    table: str
-    data: str | None = None
-    methods: tuple[str, ...] = ()
-    metric: str | None = None
-
-    def is_about(self, table: str, data: str, method: str, metric: str) -> bool:
-        """Whether it says something about one number of a table of the paper."""
-        found = self.table == table and self.data in (None, data) and self.metric in (None, metric)
-        return found and method in (self.methods or (method,))
+def _is_about(note: Mapping[str, Any], table: str, data: str, method: str, metric: str) -> bool:
+    """Whether a note says something about one number of a table of the paper; what it does not name, it means all of."""
+    found = {"table": table, "data": data, "metric": metric}
+    return all(note.get(key, value) == value for key, value in found.items()) and method in note.get("methods", [method])
 
 
 @dataclass(frozen=True)
@@ -212,14 +208,17 @@ class PaperTable:
 
 @dataclass(frozen=True)
 class Paper:
-    """All tables of the paper: name → table, what it calls our methods, its claims in text, and notes on its numbers."""
+    """All tables of the paper: name → table, what it calls our methods, its claims in text, and notes on its numbers.
+
+    A note has a ``text``, and the ``table``, ``data``, ``methods`` and ``metric`` that it is about.
+    """
 
     reference: str
     url: str
     labels: Mapping[str, str]
     tables: Mapping[str, PaperTable]
     claims: tuple[Mapping[str, Any], ...]
-    notes: tuple[PaperNote, ...]
+    notes: tuple[Mapping[str, Any], ...]
 
 
 @cache
@@ -245,7 +244,7 @@ def load_paper() -> Paper:
         labels=found["labels"],
         tables=tables,
         claims=tuple(found["claims"]),
-        notes=tuple(PaperNote(**note | {"methods": tuple(note.get("methods", ()))}) for note in found["notes"]),
+        notes=tuple(found["notes"]),
     )
 
 
@@ -267,8 +266,8 @@ def _rows(found: Mapping[str, Any] | list[Any], labels: Mapping[str, str], table
         yield Row(labels[row["method"]], row["method"], cells, "paper", **known)
 
 
-def _cell(metric: str, printed: float | list[float]) -> Cell:
+def _cell(metric: str, printed: float | list[float]) -> Mean:
     scale = 100 if METRICS[metric].unit == "%" else 1
     # Dividing by 100 would leave 0.048119999...; one more digit than is printed is enough.
     mean, *std = (round(number / scale, 7) for number in (printed if isinstance(printed, list) else [printed]))
-    return Cell(mean, std[0] if std else None)
+    return Mean(mean, std[0] if std else None)

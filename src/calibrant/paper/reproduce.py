@@ -20,12 +20,11 @@ from calibrant.engine.recipe import Recipe, override
 from calibrant.grid.collect import catalogue_order, load_results, result_name
 from calibrant.grid.compare import Comparison, compare
 from calibrant.grid.export import escape_markdown, to_markdown, write_outputs
-from calibrant.grid.schedule import Cell as RunCell
-from calibrant.grid.schedule import Watch, parse_seeds, plan_cells
+from calibrant.grid.schedule import Cell, Watch, parse_seeds, plan_cells
 from calibrant.grid.tables import compare_table, differences, load_paper, notes_of, paper_notes
 from calibrant.io.files import write_file
 from calibrant.report.figures import FIGURES, draw_all
-from calibrant.report.rows import CHOICES, Cell, Column, Info, Row, Section, Table, comparable, settings_of
+from calibrant.report.rows import CHOICES, Column, Info, Mean, Row, Section, Table, comparable, settings_of
 from calibrant.report.save import clear_figures
 
 # Methods of the paper's reliability diagrams and learning curves.
@@ -74,7 +73,7 @@ class Reproduction:
     settings: Mapping[str, object]
     quick: bool = False
 
-    def cells(self, out: Path = Path()) -> tuple[RunCell, ...]:
+    def cells(self, out: Path = Path()) -> tuple[Cell, ...]:
         """All of its runs."""
         return plan_cells(self.data, self.methods, self.seeds, out=out, recipe=self.recipe, settings=self.settings)
 
@@ -215,7 +214,7 @@ def _differences(section: Section, columns: Sequence[Column]) -> tuple[Row, ...]
     pairs = [(base, row) for row in others for base in [base for base in bases if comparable(base, row)][:1]]
     rows = []
     for (base, row), tests in zip(pairs, differences(pairs, columns), strict=True):
-        cells = {key: Cell(d.mean, d.std, d.values, p_value=d.p_value, over=d.over) for key, d in tests.items()}
+        cells = {key: Mean(d.mean, d.std, d.values, p_value=d.p_value, over=d.over) for key, d in tests.items()}
         seeds = tuple(sorted({*row.seeds} & {*base.seeds}))
         rows.append(replace(row, cells=cells, kind="difference", runs=(), n_runs=len(seeds) or None, seeds=seeds))
     return tuple(rows)

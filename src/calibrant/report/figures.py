@@ -22,7 +22,7 @@ from calibrant.core.records import Bins, BinSweep, Entry
 from calibrant.metrics.levels import BIN_COUNTS, bin_sweep
 from calibrant.metrics.measure import Watched
 from calibrant.metrics.verdict import PALETTE, draw_counts, draw_diagram, intervals_of, main_error
-from calibrant.report.rows import Cell, Row, Section, Style, group_rows, metric_column
+from calibrant.report.rows import Mean, Row, Section, Style, group_rows, metric_column
 from calibrant.report.save import (
     COLUMN_WIDTH,
     TEXT_WIDTH,
@@ -268,8 +268,8 @@ class TradeoffPoint(NamedTuple):
 
     label: str
     style: Style
-    error: Cell
-    ece: Cell
+    error: Mean
+    ece: Mean
     best: bool
 
     def beats(self, other: TradeoffPoint) -> bool:

@@ -66,7 +66,7 @@ class Examined:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class Tried:
     """One calibrator among those tried.
 
     Attributes:
@@ -112,7 +112,7 @@ class Repair:
     fit_file: str | None = None
     temperature: float | None = None
     advice: str = ""
-    candidates: tuple[Candidate, ...] = ()
+    candidates: tuple[Tried, ...] = ()
     doubts: tuple[str, ...] = ()
     promises: tuple[Promise, ...] = ()
 

@@ -101,8 +101,8 @@ def columns_of(entries: Iterable[Entry]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Cell:
-    """A number over runs, in the unit of `calibrant.measure`.
+class Mean:
+    """A number over runs: its mean and spread, in the unit of `calibrant.measure`.
 
     Attributes:
         mean: Its mean.
@@ -156,7 +156,7 @@ class Row:
 
     label: str
     method: str
-    cells: Mapping[str, Cell]
+    cells: Mapping[str, Mean]
     kind: Literal["ours", "paper", "difference"] = "ours"
     runs: tuple[Entry, ...] = field(default=(), repr=False)
     preset: str | None = None
@@ -351,7 +351,7 @@ def _row(runs: Sequence[Entry]) -> Row:
     return Row(
         label="",
         method=first.method,
-        cells={key: Cell(*mean_and_std(found), tuple(found)) for key, found in values.items()},
+        cells={key: Mean(*mean_and_std(found), tuple(found)) for key, found in values.items()},
         runs=by_seed,
         preset=_preset(first),
         epochs=first.epochs,

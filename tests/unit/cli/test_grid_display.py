@@ -10,7 +10,7 @@ from calibrant.cli.compare import ended_words, running_words, show_grid, show_ta
 from calibrant.cli.terminal import Terminal
 from calibrant.grid.compare import Comparison
 from calibrant.grid.schedule import Board, Event, plan_cells
-from calibrant.report.rows import Cell, Column, Row, Section, Table
+from calibrant.report.rows import Column, Mean, Row, Section, Table
 
 ERROR, ECE = Column("error", "Error"), Column("ece", "ECE")
 
@@ -92,11 +92,11 @@ def test_grid_display_on_a_terminal_shows_what_runs_and_clears_it(board: Board) 
 
 
 def test_show_table_marks_the_best_and_says_what_signs_mean() -> None:
-    best = Cell(0.01, 0.001, best=True, p_value=0.01)
+    best = Mean(0.01, 0.001, best=True, p_value=0.01)
     lines = (
-        Row("ce", "ce", {"error": Cell(0.05, 0.01), "ece": Cell(0.04, 0.0012)}, n_runs=3),
-        Row("focal", "focal", {"error": Cell(0.04, 0.01, best=True), "ece": best}, n_runs=3),
-        Row("paper", "focal", {"ece": Cell(0.02)}, kind="paper"),
+        Row("ce", "ce", {"error": Mean(0.05, 0.01), "ece": Mean(0.04, 0.0012)}, n_runs=3),
+        Row("focal", "focal", {"error": Mean(0.04, 0.01, best=True), "ece": best}, n_runs=3),
+        Row("paper", "focal", {"ece": Mean(0.02)}, kind="paper"),
     )
     table = Table("table", "title", (ERROR, ECE), (Section("digits, convnet", lines),))
     stream = io.StringIO()
@@ -121,7 +121,7 @@ def test_show_table_marks_the_best_and_says_what_signs_mean() -> None:
 
 
 def test_show_table_of_differences_says_what_from_and_gives_zero_no_sign() -> None:
-    cells = [Cell(-0.03, 0.01, p_value=0.01), Cell(-0.00004, 0.001)]
+    cells = [Mean(-0.03, 0.01, p_value=0.01), Mean(-0.00004, 0.001)]
     lines = tuple(Row(f"row {k}", "focal", {"ece": cell}, kind="difference", n_runs=3) for k, cell in enumerate(cells))
     stream = io.StringIO()
     show_table(Table("table5", "title", (ECE,), (Section("", lines),), base="CE"), console=Terminal(file=stream, width=120))

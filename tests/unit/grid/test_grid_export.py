@@ -26,7 +26,7 @@ from calibrant.grid.export import (
 from calibrant.grid.tables import compare_table
 from calibrant.paper.reproduce import make_paper_table
 from calibrant.report.page import render_page
-from calibrant.report.rows import Cell, Column, Row, Section, Table
+from calibrant.report.rows import Column, Mean, Row, Section, Table
 from made_up_runs import run_of, seeds
 
 
@@ -42,7 +42,7 @@ def test_csv_names_are_no_formulas_and_numbers_keep_their_sign(name: str) -> Non
     (row, _) = csv.DictReader(io.StringIO(to_csv(table)))
     assert [row[key] for key in ("data", "model", "method")] == [f"'{name}"] * 3
     assert row["settings"].startswith("'")
-    below = replace(table.rows[0], cells={"ece": Cell(-0.01, values=(-0.01, -0.02))}, kind="difference")
+    below = replace(table.rows[0], cells={"ece": Mean(-0.01, values=(-0.01, -0.02))}, kind="difference")
     text = to_csv(replace(table, sections=(replace(table.sections[0], rows=(below,)),)))
     (row,) = csv.DictReader(io.StringIO(text))
     assert (row["mean"], row["values"]) == ("-0.01", "-0.01 -0.02")
@@ -161,8 +161,8 @@ def test_latex_compiles_whatever_rows_are_called(columns: str, tmp_path: Path) -
 
 
 COLUMNS = (Column("error", "Error"), Column("ece", "ECE"))
-OURS = Row("mine <b>", "ce", {"error": Cell(0.05, 0.002), "ece": Cell(0.01, best=True, p_value=0.001)}, n_runs=3)
-THEIRS = Row("in the paper", "ce", {"ece": Cell(0.04056, 0.00092)}, n_runs=5, kind="paper")
+OURS = Row("mine <b>", "ce", {"error": Mean(0.05, 0.002), "ece": Mean(0.01, best=True, p_value=0.001)}, n_runs=3)
+THEIRS = Row("in the paper", "ce", {"ece": Mean(0.04056, 0.00092)}, n_runs=5, kind="paper")
 TABLE = Table("t", "A <title>", COLUMNS, (Section("CIFAR-10", (OURS, THEIRS)), Section("", (OURS,))), notes=("One & all.",))
 
 

@@ -11,7 +11,7 @@ from calibrant.engine.methods import METHODS, split_name
 from calibrant.grid import tables
 from calibrant.grid.tables import load_paper
 from calibrant.metrics import METRICS
-from calibrant.report.rows import Cell
+from calibrant.report.rows import Mean
 
 SIX = ("error", "nll", "ece", "mce", "ace", "classwise_ece")
 
@@ -19,9 +19,9 @@ SIX = ("error", "nll", "ece", "mce", "ace", "classwise_ece")
 def test_paper_value_is_in_the_unit_of_measure() -> None:
     row = load_paper().tables["table1"].row("cifar10", "ce")
     assert row is not None
-    assert row.cells["error"] == Cell(0.04812, 0.00122)
-    assert row.cells["nll"] == Cell(0.335, 0.01)
-    assert row.cells["classwise_ece"] == Cell(0.00848, 0.00023)
+    assert row.cells["error"] == Mean(0.04812, 0.00122)
+    assert row.cells["nll"] == Mean(0.335, 0.01)
+    assert row.cells["classwise_ece"] == Mean(0.00848, 0.00023)
 
 
 @pytest.mark.parametrize(
@@ -80,8 +80,8 @@ def differences() -> dict[tuple[str, str, str], tuple[float, float]]:
 
 def test_table5_is_the_difference_of_table1_but_for_one_cell() -> None:
     assert differences() == {("cifar100", "ce-dece", "error"): (-0.164, 0.836)}
-    (said,) = (n for n in load_paper().notes if n.table == "table5" and n.metric == "error")
-    assert (said.data, said.methods) == ("cifar100", ("ce-dece",))
+    (said,) = (n for n in load_paper().notes if n["table"] == "table5" and n.get("metric") == "error")
+    assert (said["data"], said["methods"]) == ("cifar100", ["ce-dece"])
 
 
 def test_table2_repeats_the_rows_of_table1() -> None:
@@ -106,7 +106,7 @@ def test_rows_that_one_data_set_lacks_are_noted() -> None:
     methods = {data: {row.method for row in rows} for data, rows in table.rows.items()}
     assert methods["cifar10"] == methods["cifar100"]
     assert methods["cifar10"] - methods["tiny-imagenet"] == {"ce+ts", "ls-0.05"}
-    assert [n.data for n in load_paper().notes if ": No values" in n.text] == ["tiny-imagenet"]
+    assert [n["data"] for n in load_paper().notes if ": No values" in n["text"]] == ["tiny-imagenet"]
 
 
 def test_bold_of_table1_is_the_lowest_but_where_a_note_says_so() -> None:
@@ -118,7 +118,7 @@ def test_bold_of_table1_is_the_lowest_but_where_a_note_says_so() -> None:
             best = {row.method for row in rows if row.cells[key].mean == least}
             if best != set(bold[data][key]):
                 wrong.add((data, key))
-    noted = {(n.data, n.metric) for n in load_paper().notes if n.table == "table1" and ": Bold" in n.text}
+    noted = {(n["data"], n["metric"]) for n in load_paper().notes if n["table"] == "table1" and ": Bold" in n["text"]}
     assert wrong == noted
     assert len(wrong) == 5
 
@@ -131,8 +131,8 @@ def indivisible(table: str, data: str) -> set[str]:
 
 @pytest.mark.parametrize(("table", "data"), [("table1", "tiny-imagenet"), ("table4", "cifar10")])
 def test_errors_that_five_runs_cannot_give_are_noted(table: str, data: str) -> None:
-    noted = [n for n in load_paper().notes if (n.table, n.data, n.metric) == (table, data, "error")]
-    assert indivisible(table, data) == set(noted[0].methods)
+    noted = [n for n in load_paper().notes if (n["table"], n.get("data"), n.get("metric")) == (table, data, "error")]
+    assert indivisible(table, data) == set(noted[0]["methods"])
 
 
 def test_errors_of_cifar_agree_with_five_runs() -> None:

@@ -10,7 +10,7 @@ import pytest
 from calibrant.core.records import Estimate
 from calibrant.grid.export import to_csv, to_markdown
 from calibrant.grid.tables import compare_table
-from calibrant.report.rows import Cell, Column, Row, Table
+from calibrant.report.rows import Column, Mean, Row, Table
 from made_up_runs import run_of, seeds
 
 
@@ -158,8 +158,8 @@ def test_compare_table_without_entries_is_refused() -> None:
 
 
 def test_cell_that_rounds_to_zero_has_no_sign() -> None:
-    assert Cell(-0.000001).shown(Column("e", "E")) == ("0.000", None)
-    assert Cell(-0.0123, 0.004).shown(Column("e", "E", percent=False)) == ("-0.012", "0.004")
+    assert Mean(-0.000001).shown(Column("e", "E")) == ("0.000", None)
+    assert Mean(-0.0123, 0.004).shown(Column("e", "E", percent=False)) == ("-0.012", "0.004")
 
 
 def test_compare_table_tests_no_row_that_may_not_be_compared_with_the_first() -> None:

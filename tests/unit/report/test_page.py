@@ -19,7 +19,7 @@ from calibrant.metrics import METRICS
 from calibrant.metrics.paired import paired_test
 from calibrant.metrics.verdict import PALETTE, write_interval, write_value
 from calibrant.report import page as page_module
-from calibrant.report.page import Candidate, Examined, Repair, render_page, script_hash
+from calibrant.report.page import Examined, Repair, Tried, render_page, script_hash
 from made_up_page_runs import made_runs
 
 NAMES = ("<b>bold</b>", "</script><script>alert(1)</script>", "<!-- \u2028 \U0001f600 note", 'quote " & co')
@@ -38,7 +38,7 @@ def repaired() -> Repair:
     scaler = TemperatureScaling().fit(fit_data)
     after = scaler.apply(given.predictions)
     scores = measure(after, n_resamples=100)
-    tried = (Candidate("temperature", 0.5, None, scores, True), Candidate("none", 0.9, None, given.scores, True))
+    tried = (Tried("temperature", 0.5, None, scores, True), Tried("none", 0.9, None, given.scores, True))
     paired = paired_test(given.predictions, after, n_resamples=100)
     what = (Examined(after, scores), paired, 400, "val.npz", scaler.temperature_)
     return Repair("temperature", scaler.label, *what, "it is best.", tried)
@@ -145,7 +145,7 @@ def test_page_of_two_classes_speaks_of_the_positive_one() -> None:
     columns = {"site": ["x", "y"] * 200}
     given = Predictions.from_binary(probs=p.numpy(), labels=labels.numpy(), columns=columns)
     scores = measure(given, slice_by="site", n_resamples=100)
-    tried = (Candidate("none", 0.5, None, scores, True), Candidate("bbq", 0.5, None, None, True, "too few <examples>"))
+    tried = (Tried("none", 0.5, None, scores, True), Tried("bbq", 0.5, None, None, True, "too few <examples>"))
     idle = Repair("none", "doing nothing", Examined(given, scores), {}, 400, candidates=tried)
     text = render_page(Examined(given, scores), repaired=idle, n_resamples=100)
     data = data_of(text)["predictions"]
