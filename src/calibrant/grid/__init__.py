@@ -1,7 +1,5 @@
 """Many runs: planning and running them, reading them back, and tables, figures and a page of what they predict."""
 
-import sys
-
 from calibrant.core.records import Entry
 from calibrant.grid.collect import load_entries
 from calibrant.grid.compare import Comparison
@@ -20,6 +18,3 @@ __all__ = [
     "to_markdown",
     "write_table",
 ]
-
-# Until the next release, `to_markdown` is found where it was.
-sys.modules[f"{__name__}.markdown"] = sys.modules[__name__]

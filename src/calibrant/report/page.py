@@ -243,7 +243,9 @@ def _tell(section: Section) -> str:
     if len(rows) == 1:
         return f"{section.title}: {best.label} has an ECE of {ece} and an error of {error}."
     second = "" if best is accurate else f"{accurate.label} has "
-    told = f"{section.title}: {best.label} has the lowest ECE ({ece}), and {second}the lowest error ({error})."
+    lower = any(row.mean(key) < leader.mean(key) for row in rows for leader, key in ((best, "ece"), (accurate, "error")))
+    among = "of the rows that may be compared, " if lower else ""
+    told = f"{section.title}: {among}{best.label} has the lowest ECE ({ece}), and {second}the lowest error ({error})."
     close = {"ECE": _near(best, rows, "ece"), "error": _near(accurate, rows, "error")}
     said = [f"the {what} of {join_words(labels)}" for what, labels in close.items() if labels]
     return f"{told} Too close to call: {'; '.join(said)}." if said else told

@@ -155,7 +155,7 @@ def test_page_of_two_classes_speaks_of_the_positive_one() -> None:
     assert data["calibrators"][0]["ece"] == list(scores["binary_ece"])
     assert data["sides"][0]["regions"][1] == int((p <= 0.01).sum())
     shown = text[: text.index('<script type="application/json"')]
-    assert "<h3>P(positive) of positive and of other examples</h3>" in shown
+    assert "<h3>P(positive) when it is positive and when it is not</h3>" in shown
     assert "Where does it predict the positive class too often?" in shown
     assert [word for word in ("right predictions", "too sure", 'href="#classes"', 'id="classes"') if word in shown] == []
     group = re.search(r'<tr data-group="x">(.*?)</tr>', text, flags=re.DOTALL)

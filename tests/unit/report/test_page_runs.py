@@ -69,7 +69,7 @@ def test_verdict_of_one_row_and_of_runs_without_numbers() -> None:
 
 def test_verdict_leaves_out_what_has_nothing_to_be_compared_with() -> None:
     (said,) = told(entry("ce", ece=0.09), entry("focal", ece=0.04), entry("mmce", ece=0.01, error=0.01, epochs=9))
-    assert said.startswith("digits, convnet: Focal (3 epochs) has the lowest ECE (4.00%)")
+    assert said.startswith("digits, convnet: of the rows that may be compared, Focal (3 epochs) has the lowest ECE (4.00%)")
     assert "MMCE" not in said
 
 
