@@ -11,12 +11,11 @@ from calibrant.calibrators import (
     BetaCalibration,
     DirichletCalibration,
     MatrixScaling,
-    PlattScaling,
     TemperatureScaling,
     VectorScaling,
 )
 from calibrant.calibrators.base import FitData
-from calibrant.calibrators.scaling import affine_log_probs, affine_loss, dirichlet_log_probs, fit_logistic
+from calibrant.calibrators.scaling import affine_loss, fit_logistic
 from calibrant.data.synthetic import synthetic_predictions
 from helpers import golden
 
@@ -61,16 +60,6 @@ def test_vector_prior_is_that_of_its_docstring() -> None:
         assert float(gradient.abs().max()) < 1e-2
 
 
-def test_affine_and_dirichlet_of_the_identity_are_the_log_softmax() -> None:
-    logits, _ = golden()
-    for function, weight in (
-        (affine_log_probs, torch.eye(5)),
-        (affine_log_probs, torch.ones(5)),
-        (dirichlet_log_probs, torch.eye(5)),
-    ):
-        torch.testing.assert_close(function(logits, weight.double(), torch.zeros(5).double()), logits.log_softmax(1))
-
-
 def test_matrix_spread_wide_for_strong_mixing_and_narrow_for_none() -> None:
     generator = torch.Generator().manual_seed(0)
     logits = 2 * torch.randn(2000, 3, generator=generator, dtype=torch.float64)
@@ -104,18 +93,6 @@ def test_fit_logistic_ends_where_the_penalised_loss_is_flat(strength: float, sca
     (slope,) = torch.autograd.grad(loss, theta)
     # The search ends at a gain of 1e-12 of the loss, near which the slope is its square root.
     assert slope.abs().max() < 1e-4
-
-
-def test_platt_of_two_classes_fits_smoothed_targets() -> None:
-    given, _ = synthetic_predictions(30, 2, temperature=2.0, hardness=0.5, split="val")
-    found = PlattScaling().fit(given)
-    odds = (given.logits[:, 1] - given.logits[:, 0]).double()
-    hits = int(given.labels.sum())
-    targets = torch.where(given.labels == 1, (hits + 1) / (hits + 2), 1 / (30 - hits + 2)).double()
-    slope, intercept = found.slope_.clone().requires_grad_(), found.intercept_.clone().requires_grad_()
-    loss = binary_cross_entropy_with_logits(slope * odds + intercept, targets, reduction="sum")
-    for gradient in torch.autograd.grad(loss, (slope, intercept)):
-        assert float(gradient.abs()) < 1e-4
 
 
 @pytest.mark.parametrize("negative", [0, 1])

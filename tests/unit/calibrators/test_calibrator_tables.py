@@ -15,7 +15,6 @@ from calibrant.calibrators.tables import (
     Question,
     count_below,
     equal_mass_edges,
-    equal_mass_histogram,
     interpolate,
     merge_ties,
     mix_in,
@@ -100,14 +99,6 @@ def test_equal_mass_edges_weights_move_the_cut() -> None:
     assert equal_mass_edges(probs, np.ones(4), 2).round(4).tolist() == [0.2]
     assert equal_mass_edges(probs, np.array([3.0, 1.0, 1.0, 1.0]), 2).round(4).tolist() == [0.1]
     assert equal_mass_edges(np.full(4, 0.3), np.ones(4), 3).tolist() == []
-
-
-def test_bbq_one_bin_has_the_beta_binomial_evidence() -> None:
-    sums = np.array([[0.0, 0.0, 0.0], [1.0, 0.0, 0.0], [2.0, 1.0, 0.4], [3.0, 2.0, 1.0]])
-    _, values, log_evidence = equal_mass_histogram(np.array([0.2, 0.4, 0.6]), sums, 1)
-    # The middle is 1/2, so the prior is uniform: B(3, 2) / B(1, 1) = 2! 1! / 4! = 1/12.
-    assert np.exp(log_evidence) == pytest.approx(1 / 12)
-    assert values.tolist() == pytest.approx([(2 + (1.0 + 0.5) / 3) / 4])
 
 
 def test_bbq_ties_are_never_split() -> None:

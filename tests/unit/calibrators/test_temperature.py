@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from calibrant import Predictions
 from calibrant.calibrators import (
     CALIBRATORS,
     AttendedTemperatureScaling,
@@ -24,7 +23,6 @@ from calibrant.calibrators.base import FitData
 from calibrant.calibrators.scaling import (
     attended_nll,
     monte_carlo_log_probs,
-    nll_slope,
 )
 from calibrant.data.synthetic import synthetic_predictions
 from calibrant.metrics import expected_calibration_error
@@ -37,25 +35,10 @@ def nll(logits: Tensor, labels: Tensor, temperature: float) -> float:
     return float(torch.nn.functional.cross_entropy(logits.double() / temperature, labels))
 
 
-def test_temperature_two_classes_has_the_closed_form() -> None:
-    # Logit 2 with three of four right: softmax(2 / T) = 3/4, so T = 2 / ln 3.
-    logits = torch.tensor([[2.0, 0.0]]).repeat(200, 1)
-    labels = torch.tensor([0] * 150 + [1] * 50)
-    assert TemperatureScaling().fit(logits, labels).temperature_ == pytest.approx(2 / math.log(3), rel=1e-9)
-
-
 def test_temperature_subsample_start_does_not_change_it(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = TemperatureScaling().fit(Z).temperature_
     monkeypatch.setattr("calibrant.calibrators.scaling._FIRST_ENTRIES", 500)
     assert TemperatureScaling().fit(Z).temperature_ == pytest.approx(whole, rel=1e-8)
-
-
-def test_nll_slope_is_the_derivative_by_the_inverse_temperature() -> None:
-    logits, labels = golden()
-    data = FitData.of(Predictions(logits=logits, labels=labels, weights=torch.arange(24) + 1.0))
-    beta = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
-    loss = (torch.nn.functional.cross_entropy(beta * logits, labels, reduction="none") * data.weights).sum()
-    assert nll_slope(data, 0.7) == pytest.approx(torch.autograd.grad(loss, beta)[0].item(), rel=1e-10)
 
 
 @pytest.mark.parametrize("scale", [1e-2, 2.0, 1e4])

@@ -17,18 +17,6 @@ def test_synthetic_truth_is_the_gap_between_confidence_and_accuracy(temperature:
     assert truth > 0.02
 
 
-def test_synthetic_posterior_is_known_in_every_confidence_bin() -> None:
-    predictions, _ = synthetic_predictions(200_000, 4, temperature=2.0)
-    top = predictions.predicted.unsqueeze(1)
-    posterior = (predictions.logits.double() / 2).softmax(1).gather(1, top).squeeze(1)
-    for low in (0.3, 0.5, 0.7, 0.9):
-        inside = (predictions.confidence > low) & (predictions.confidence <= low + 0.1)
-        count = int(inside.sum())
-        assert count > 1000
-        error = 4 * 0.5 / count**0.5
-        assert float(predictions.correct[inside].double().mean()) == pytest.approx(float(posterior[inside].mean()), abs=error)
-
-
 def test_synthetic_same_seed_gives_the_same() -> None:
     first, second, other = (synthetic_predictions(100, seed=seed)[0] for seed in (3, 3, 4))
     assert torch.equal(first.logits, second.logits)

@@ -86,13 +86,3 @@ def test_train_batches_fed_from_the_host_are_the_resident_ones(rank):
             fed.feed()
             first, second = resident.next(), fed.next()
             assert all(a.equal(b) for a, b in zip(first, second, strict=True))
-
-
-def test_meta_batches_fed_from_the_host_are_the_resident_ones():
-    options = {"batch_size": 6, "steps_per_epoch": 5, "seed": 3}
-    resident, fed = (MetaBatches(numbered(20), RANKS[1], **options, resident=resident) for resident in (True, False))
-    for batches in (resident, fed):
-        batches.begin_epoch(2)
-    for _ in range(5):
-        fed.feed()
-        assert all(a.equal(b) for a, b in zip(resident.next(), fed.next(), strict=True))

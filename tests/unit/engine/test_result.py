@@ -63,19 +63,6 @@ def test_best_epoch_skips_epochs_without_evaluation_and_prefers_numbers():
     assert (best.best.epoch, len(best.candidates)) == (2, 1)
 
 
-def test_best_epoch_goes_on_from_its_state():
-    best, weights = BestEpoch("error+ece", n_val=100), {"w": torch.zeros(2)}
-    for epoch, (error, nll, ece) in enumerate(EPOCHS[:3]):
-        weights["w"].fill_(epoch)
-        best.offer(EpochRecord(epoch, 0.1, 1.0, val_error=error, val_nll=nll, val_ece=ece), lambda: copy_state(weights))
-    again = BestEpoch("error+ece", n_val=100)
-    again.candidates = list(best.candidates)
-    assert again.best.epoch == best.best.epoch == 2
-    assert again.best.weights["w"].tolist() == [2.0, 2.0]
-    again.offer(EpochRecord(3, 0.1, 1.0, val_error=0.01, val_nll=1.0, val_ece=0.5), dict)
-    assert (again.best.epoch, best.best.epoch) == (3, 2)
-
-
 @pytest.mark.cuda
 def test_best_epoch_of_weights_on_cuda_holds_no_memory_there():
     best, weight = BestEpoch("last", n_val=10), torch.ones(1000, device="cuda")

@@ -28,12 +28,6 @@ from calibrant.losses import (
 from helpers import golden, mixed_gaps
 
 
-def test_focal_by_hand() -> None:
-    logits = torch.tensor([[math.log(3.0), 0.0]], dtype=torch.float64)
-    assert focal_loss(logits, torch.tensor([0]), gamma=2).item() == pytest.approx(0.25**2 * math.log(4 / 3))
-    assert focal_loss(logits, torch.tensor([1]), gamma=0.5).item() == pytest.approx(0.75**0.5 * math.log(4))
-
-
 @pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0, 3.0, 20.0])
 def test_focal_logit_gradient_is_cross_entropys_times_the_weight(gamma: float) -> None:
     logits, labels = golden()
@@ -60,17 +54,6 @@ def test_focal_losses_are_twice_differentiable_in_logits_and_gamma_from_zero_on(
 def test_focal_losses_of_gamma_zero_are_cross_entropy(function: Callable[..., Tensor], gamma: float | Tensor) -> None:
     logits, labels = golden()
     torch.testing.assert_close(function(logits, labels, gamma=gamma), F.cross_entropy(logits, labels, reduction="none"))
-
-
-def test_focal_mixed_derivative_at_gamma_zero_is_right() -> None:
-    # d/dgamma of the logit gradient is dg/dgamma (q - onehot); `(1 - p) ** gamma` of torch gives -0.0335 here.
-    logits = torch.tensor([[5.0, 0.0]], dtype=torch.float64, requires_grad=True)
-    gamma = torch.zeros((), dtype=torch.float64, requires_grad=True)
-    (slope,) = torch.autograd.grad(focal_loss(logits, torch.tensor([0]), gamma=gamma).sum(), logits, create_graph=True)
-    (mixed,) = torch.autograd.grad(slope[0, 1], gamma)
-    p = 1 / (1 + math.exp(-5.0))
-    expected = (math.log(1 - p) - p / (1 - p) * math.log(p)) * (1 - p)
-    assert mixed.item() == pytest.approx(expected, rel=1e-9)
 
 
 def exact_focal(gap: float, gamma: float) -> float:
@@ -115,13 +98,6 @@ def test_focal_gradient_weight_at_saturation_is_the_power_times_its_limit() -> N
     assert focal_gradient_weight(logits, torch.tensor([1, 1]), gamma=3.0).tolist() == pytest.approx([1.0, 1.0])
 
 
-def test_focal_per_sample_gamma_equals_one_call_per_gamma() -> None:
-    logits, labels = golden()
-    gammas = torch.linspace(0, 5, 24)
-    single = torch.stack([focal_loss(logits[i : i + 1], labels[i : i + 1], gamma=float(gammas[i]))[0] for i in range(24)])
-    torch.testing.assert_close(focal_loss(logits, labels, gamma=gammas), single)
-
-
 def test_focal_gamma_gradient_in_float32_is_exact_where_the_true_class_is_improbable() -> None:
     # dL/dgamma = -(1-p)^gamma log(p) log(1-p) goes with p; 1 - p itself is rounded to 1 below 6e-8.
     gaps = torch.tensor([5.0, 17.0, 25.0, 34.0])
@@ -153,16 +129,6 @@ def test_flsd_at_the_threshold_exactly_counts_as_above(dtype: torch.dtype) -> No
     # Five equal logits: p is 0.2 on the dot.
     value = flsd_loss(torch.full((1, 5), 7.3, dtype=dtype), torch.tensor([2]))
     assert value.item() == pytest.approx(0.8**3 * math.log(5))
-
-
-def test_flsd_holds_gamma_constant_in_the_gradient() -> None:
-    logits, labels = golden()
-    leaf = logits.clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(flsd_loss(leaf, labels).sum(), leaf)
-    p = logits.softmax(1).gather(1, labels.unsqueeze(1)).squeeze(1)
-    gammas = torch.where(p < 0.2, 5.0, 3.0)
-    weight = focal_gradient_weight(logits, labels, gamma=gammas).unsqueeze(1)
-    torch.testing.assert_close(gradient, weight * (logits.softmax(1) - torch.nn.functional.one_hot(labels, 5)))
 
 
 @pytest.mark.parametrize("p", [0.01, 0.2, 0.35, 0.49])
@@ -252,16 +218,6 @@ def test_adafocal_at_an_edge_falls_into_the_bin_below() -> None:
     assert value.item() == pytest.approx(0.75**3 * math.log(4))
 
 
-def test_adafocal_with_one_gamma_is_focal_or_inverse_focal() -> None:
-    logits, labels = golden()
-    torch.testing.assert_close(
-        adafocal_loss(logits, labels, gammas=torch.full((3,), 2.0), edges=EDGES), focal_loss(logits, labels, gamma=2)
-    )
-    torch.testing.assert_close(
-        adafocal_loss(logits, labels, gammas=torch.full((3,), -2.0), edges=EDGES), inverse_focal_loss(logits, labels, gamma=2)
-    )
-
-
 def test_adafocal_update_rule_by_hand() -> None:
     gammas = torch.tensor([1.0, 1.0, -1.0, -1.0, 0.25, -0.25, 19.0, -1.9])
     gaps = torch.tensor([0.5, -0.5, 0.5, -0.5, -0.4, 0.4, 0.5, -0.5])
@@ -290,27 +246,6 @@ def test_adafocal_module_update_moves_gammas_by_the_gaps_of_equal_mass_bins() ->
     torch.testing.assert_close(bins.gap, gaps)
     expected = torch.stack([confidence[0], confidence[99], confidence[199], confidence[299]])
     torch.testing.assert_close(loss.edges.double(), expected, rtol=1e-6, atol=0)
-
-
-def test_adafocal_module_update_from_predictions_equals_that_from_arrays() -> None:
-    probs, labels = mixed_gaps(n=200)
-    one, two, three = AdaFocalLoss(), AdaFocalLoss(), AdaFocalLoss()
-    one.update(probs, labels)
-    two.update(Predictions(probs=probs, labels=labels, split="val"))
-    three.update(probs.numpy(), labels.tolist())
-    assert torch.equal(one.gammas, two.gammas)
-    assert torch.equal(one.edges, two.edges)
-    assert torch.equal(one.gammas, three.gammas)
-
-
-def test_adafocal_module_turns_to_inverse_focal_when_under_confident() -> None:
-    loss = AdaFocalLoss(n_bins=1)
-    for _ in range(4):
-        loss.update([[0.55, 0.45]] * 4, [0] * 4)
-    # 1 -> e^-0.45 -> e^-0.9 -> e^-1.35 -> below 0.2, hence -0.2.
-    assert loss.gammas.item() == pytest.approx(-0.2)
-    logits, labels = golden()
-    torch.testing.assert_close(loss(logits, labels), inverse_focal_loss(logits, labels, gamma=0.2).mean())
 
 
 def test_adafocal_module_update_refuses_test_data_and_missing_labels() -> None:

@@ -13,17 +13,10 @@ from calibrant.losses import (
     dece_penalty,
     huber_dca_penalty,
     label_binned_sb_ece_penalty,
-    mdca_penalty,
     sb_ece_penalty,
 )
 from calibrant.metrics.binned import expected_calibration_error
 from helpers import golden, mixed_gaps, with_confidence
-
-
-def test_mdca_by_hand() -> None:
-    # Mean probabilities (0.75, 0.25) against frequencies (0.5, 0.5).
-    logits, labels = with_confidence([0.8, 0.7], [1, 0])
-    assert mdca_penalty(logits, labels).item() == pytest.approx((0.25 + 0.25) / 2)
 
 
 def test_dca_is_blind_to_gaps_that_cancel() -> None:

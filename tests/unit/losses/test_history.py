@@ -11,13 +11,6 @@ from calibrant.losses import CRL, ConfidencePruner, crl_penalty
 from helpers import golden, with_confidence
 
 
-def test_crl_of_three_samples_by_hand() -> None:
-    logits, labels = with_confidence([0.9, 0.6, 0.7], [1, 1, 0])
-    correctness = torch.tensor([0.5, 0.75, 0.5], dtype=torch.float64)
-    # Pairs (1, 2): the second should lead by 0.25 but trails by 0.3; (2, 3): leads by -0.1; (3, 1): equal, no target.
-    assert crl_penalty(logits, labels, correctness).item() == pytest.approx((0.55 + 0.35 + 0) / 3)
-
-
 def test_crl_agrees_with_the_margin_ranking_loss_of_the_released_code() -> None:
     logits, labels = golden()
     correctness = (torch.arange(24, dtype=torch.float64) * 0.37) % 1

@@ -82,15 +82,6 @@ def test_further_inputs_reach_the_member_that_needs_them() -> None:
     torch.testing.assert_close(loss(LOGITS, LABELS, indices=torch.tensor([2, 0])), CE.mean() + 3.0)
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_sum_compiles_in_one_graph(reduction: Reduction) -> None:
-    torch._dynamo.reset()
-    loss = CrossEntropyLoss(reduction=reduction) + 0.5 * MeanTop() + Counting(size=4)
-    compiled = torch.compile(loss, fullgraph=True, backend="eager")
-    indices = torch.tensor([0, 1])
-    torch.testing.assert_close(compiled(LOGITS, LABELS, indices=indices), loss(LOGITS, LABELS, indices=indices))
-
-
 REDUCTIONS: tuple[Reduction, ...] = ("mean", "sum", "none")
 WEIGHT = torch.tensor([0.5, 2.0, 0.0, 1.0])
 
@@ -211,13 +202,6 @@ def test_dense_and_weighted_losses_compile_in_one_graph(loss: nn.Module) -> None
     logits, labels = draw(3, ignored=None)
     compiled = torch.compile(loss, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(logits, labels), loss(logits, labels))
-
-
-def test_module_prints_and_keeps_what_it_was_given() -> None:
-    loss = FocalLoss(gamma=2, ignore_index=-100, weight=WEIGHT) + MDCA(ignore_index=-100)
-    assert repr(loss) == f"FocalLoss(gamma=2, ignore_index=-100, weight={WEIGHT!r}) + MDCA(ignore_index=-100)"
-    assert list(loss.state_dict()) == ["terms.0.weight"]
-    assert list(FocalLoss().state_dict()) == []
 
 
 def test_adafocal_learns_from_labelled_rows_alone() -> None:

@@ -6,7 +6,6 @@ from calibrant.meta.regularizers import (
     GammaNet,
     attention_of,
     gamma_of,
-    gamma_speed,
     head_gammas_of,
     init_gamma_net,
     with_head_scores,
@@ -60,16 +59,6 @@ def test_project_pulls_only_heads_beyond_the_bound():
     torch.testing.assert_close(head_gammas_of(bounded), torch.tensor([1.0, 20.0, 20.0, 2.0]))
     torch.testing.assert_close(bounded["attention"][:, [0, 3]], params["attention"][:, [0, 3]])
     assert gamma_of(bounded, 50 * torch.randn(500, 8, generator=generator)).max() <= 20 * (1 + 1e-5)
-
-
-def test_gamma_speed_is_what_a_sign_step_does_to_gamma():
-    params = {k: v.double() for k, v in init_gamma_net(200, 10, generator=torch.Generator().manual_seed(0)).items()}
-    lr, flat = 1e-6, torch.zeros(1, 200, dtype=torch.float64)
-    leaves = {name: value.clone().requires_grad_() for name, value in params.items()}
-    gamma_of(leaves, flat).sum().backward()
-    moved = {name: value.detach() + lr * value.grad.sign() for name, value in leaves.items()}
-    change = float(gamma_of(moved, flat) - gamma_of(params, flat))
-    assert change == pytest.approx(lr * float(gamma_speed(params, temperature=0.01)), rel=1e-3)
 
 
 def test_gamma_net_head_use_of_a_batch():

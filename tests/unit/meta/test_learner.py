@@ -471,15 +471,6 @@ def test_full_lookahead_under_a_trainers_autocast_equals_the_learners_own():
     assert torch.equal(found[0].hypergradient_norm, found[1].hypergradient_norm)
 
 
-def test_logits_widened_by_a_trainer_are_known_as_the_heads():
-    model = mlp()
-    original = model.forward
-    # As accelerate does: autocast inside, float32 outside.
-    model.forward = lambda x: torch.autocast("cpu", dtype=torch.bfloat16)(original)(x).float()
-    features, logits = learner_of(model).forward(data()[0])
-    assert (features.dtype, logits.dtype) == (torch.bfloat16, torch.float32)
-
-
 def test_meta_batches_get_the_type_of_the_network_and_may_be_mappings():
     x, y, xm, ym = data(dtype=torch.float64)
     batches = MetaBatches({"input": xm.float()}, ym, batch_size=48)
