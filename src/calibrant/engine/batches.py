@@ -1,8 +1,8 @@
-"""The data of a run, and batches made of them on the device, without the host in between.
+"""The data of a run, and the batches made from them on the device, without going through the host.
 
-A cursor that lives on the device picks the next batch from an order drawn once an epoch; so a captured step can be replayed
-and sees the next batch each time. Under several processes each takes its own slice of one global batch. Images that do not fit
-on the device are sent there one batch ahead.
+The order is drawn once an epoch, and a cursor on the device picks the next batch from it; so a captured step can be replayed
+and sees a new batch each time. With several processes each takes its own slice of one global batch. Images that do not fit on
+the device are sent there one batch ahead.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from calibrant.data.image_set import DataSet, ImageSet, crop_batch, difference, 
 from calibrant.engine.recipe import DataPart
 from calibrant.engine.setup import Hardware
 
-# Images of CIFAR-10's size that a pass on a GPU takes.
+# Images of CIFAR-10's size in one pass on a GPU.
 _AT_ONCE = 2000
 
 
 def is_own(part: DataPart) -> bool:
-    """Whether a recipe names no published set but a path, where other images may come to lie."""
+    """Whether a recipe names a path, whose images may change, and not a published set."""
     return part.name not in DATASETS
 
 
@@ -36,17 +36,17 @@ def load_data(part: DataPart) -> DataSet:
     try:
         source = DATASETS[part.name]
     except ValueError as error:
-        # A run in another folder that names its data by a relative path meets this too.
-        raise ValueError(f"{error} Name images of your own by their path; nothing lies at {part.name!r} here.") from None
+        # This also happens if the data have a relative path and the run is read from another folder.
+        raise ValueError(f"{error} To use your own images, give their path; there is nothing at {part.name!r}.") from None
     if part.size is not None:
-        raise ValueError(f"train: `data.size` must be left out for {part.name}; only pictures of a folder are resized.")
+        raise ValueError(f"train: `data.size` must be left out for {part.name}; only images in a folder are resized.")
     return source.load(Path(part.root or DEFAULT_ROOT).expanduser())
 
 
 def check_same_data(facts: Mapping[str, Any], part: DataPart, *, where: str, now: Mapping[str, object] | None = None) -> None:
-    """Raise ``ValueError`` if the data of a run are no longer those that it was trained on.
+    """Raise ``ValueError`` if the data of a run have changed since it was trained.
 
-    Published sets do not change, and a finished run may outlive its data. ``now`` is the data's fingerprint, if they were read.
+    Published sets do not change, and data that are gone are no fault. ``now`` is the fingerprint of the data, if it is known.
     """
     if not is_own(part):
         return
@@ -63,7 +63,7 @@ def check_same_data(facts: Mapping[str, Any], part: DataPart, *, where: str, now
 
 @dataclass(frozen=True)
 class RunData:
-    """The parts of a run's data; without ``meta``, methods that learn on held-out data learn on ``val``."""
+    """The parts of a run's data; if ``meta`` is None, methods that learn on held-out data use ``val``."""
 
     train: ImageSet
     val: ImageSet
@@ -71,10 +71,10 @@ class RunData:
     test: ImageSet
 
 
-class Batch(NamedTuple):
+class ImageBatch(NamedTuple):
     """A batch on the device: standardised ``images [B, channels, H, W]``, ``labels [B]``, ``examples [B]`` and ``step []``.
 
-    Examples are positions in the set, the step is that of the epoch.
+    ``examples`` are positions in the set; ``step`` counts from the start of the epoch.
     """
 
     images: Tensor
@@ -84,7 +84,7 @@ class Batch(NamedTuple):
 
 
 def check_batch_size(batch_size: int, *, examples: int, world_size: int = 1) -> None:
-    """Raise ``ValueError`` unless these training examples and processes can make a batch."""
+    """Raise ``ValueError`` if a batch size does not suit the number of training examples or of processes."""
     if batch_size % world_size:
         raise ValueError(f"train: `train.batch_size` must be a multiple of {world_size} processes, got {batch_size}.")
     if batch_size > examples:
@@ -95,9 +95,9 @@ def check_batch_size(batch_size: int, *, examples: int, world_size: int = 1) -> 
 
 
 class Batches:
-    """What training and meta batches share: labels and statistics on the device, the cursor, and images sent by the host.
+    """What training and held-out batches share: labels and statistics on the device, the cursor, images sent by the host.
 
-    ``draw`` is what is drawn for an epoch; its first row is the order of the examples.
+    ``draw`` holds everything that is random in an epoch; its first row is the order of the examples.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Batches:
         self._cursor = torch.zeros((), dtype=torch.int64, device=device)
 
     def feed(self) -> None:
-        """Bring the images of the next batch to the device, where they do not lie there."""
+        """Send the images of the next batch to the device, unless all images are there."""
         if self._feed is not None:
             self._feed.advance()
 
@@ -127,29 +127,29 @@ class Batches:
         return {"cursor": self._cursor}
 
     def _begin(self, draw: Tensor, *, steps: int) -> None:
-        """Start at the first of so many batches of a new draw."""
+        """Begin the first of ``steps`` batches of a new draw."""
         self._draw.copy_(draw.pin_memory() if self._draw.is_cuda else draw, non_blocking=True)
         self._cursor.zero_()
         if self._feed is not None:
             self._feed.begin(draw[0, : steps * self.batch_size].view(steps, self.batch_size)[:, self._local.cpu()])
 
-    def next(self) -> Batch:
-        """Make the next batch; wraps to the beginning after the last (warm-up steps may run past it)."""
+    def next(self) -> ImageBatch:
+        """Make the next batch; after the last comes the first again (warm-up steps may run past the end)."""
         step = self._cursor % self.steps_per_epoch
         order, *augmentation = self._draw.index_select(1, step * self.batch_size + self._local).unbind(0)
         images = self._look_up(order, *augmentation)
         self._cursor += 1
-        return Batch(normalize(images, self._mean, self._std), self._labels[order], order, step)
+        return ImageBatch(normalize(images, self._mean, self._std), self._labels[order], order, step)
 
     def _look_up(self, order: Tensor, *augmentation: Tensor) -> Tensor:
-        """Images at these positions, or those that the host has sent."""
+        """Return the images at these positions, or those that the host has sent."""
         return self._images[order] if self._feed is None else self._feed.buffer
 
 
 class TrainBatches(Batches):
-    """Augmented training batches; the remainder of an epoch is left out. Call `feed` before each `next`.
+    """Augmented training batches; an epoch has no smaller last batch. Call `feed` before each `next`.
 
-    ``batch_size`` counts the examples of all processes; ``resident`` images lie on the device.
+    ``batch_size`` counts the examples of all processes; ``resident`` images are all on the device.
     """
 
     def __init__(self, data: ImageSet, hardware: Hardware, *, batch_size: int, seed: int, resident: bool = True) -> None:
@@ -160,11 +160,11 @@ class TrainBatches(Batches):
         self.begin_epoch(0)
 
     def begin_epoch(self, epoch: int, *, kept: Tensor | None = None) -> int:
-        """Draw the order and augmentation of an epoch, of the examples ``kept`` alone if given; return its number of steps."""
+        """Draw the order and augmentation of an epoch (of the examples ``kept`` only, if given); return its number of steps."""
         draw = draw_epoch(self._draw.shape[1], pad=self.pad, flip=self.flip, seed=self.seed, epoch=epoch)
         order, steps = draw[0], self.steps_per_epoch
         if kept is not None and len(kept) < len(order):
-            # Kept examples first, in their drawn order; the others fill the buffer behind them and are not reached.
+            # Kept examples come first, in the order drawn; the others fill up the buffer and are never reached.
             held = torch.isin(order, kept.cpu())
             draw[0] = torch.cat([order[held], order[~held]])
             steps = max(1, len(kept) // self.batch_size)
@@ -181,11 +181,11 @@ class TrainBatches(Batches):
         return crop_batch(padded, index, rows, columns, mirrored.bool(), size=self.size)
 
 
-class MetaBatches(Batches):
-    """Held-out batches, not augmented, re-drawn without replacement: never a cached cycle, never a small remainder.
+class HeldOutBatches(Batches):
+    """Held-out batches, not augmented, drawn anew for every pass and without a smaller last batch.
 
-    At most the whole set is a batch; ``steps_per_epoch`` counts meta steps. With ``in_order`` they go through the set in its
-    own order instead, round and round.
+    A batch is at most the whole set; ``steps_per_epoch`` counts meta steps. With ``in_order`` they follow the order of the set
+    and start again at its end.
     """
 
     def __init__(
@@ -218,19 +218,19 @@ class MetaBatches(Batches):
             order = torch.cat([torch.randperm(examples, generator=generator)[:kept] for _ in range(passes)])
         self._begin(order[:length].unsqueeze(0), steps=self.steps_per_epoch)
 
-    def once(self) -> Iterator[Batch]:
-        """Every batch of one pass in order, whatever the cursor says."""
+    def once(self) -> Iterator[ImageBatch]:
+        """Every batch of one pass in order; the cursor stays where it is."""
         for start in range(0, len(self._images) - self.batch_size + 1, self.batch_size):
             index = start + self._local
             images = self._images[index.to(self._images.device)].to(index.device)
-            yield Batch(normalize(images, self._mean, self._std), self._labels[index], index, self._cursor)
+            yield ImageBatch(normalize(images, self._mean, self._std), self._labels[index], index, self._cursor)
 
 
 class _HostFeed:
-    """Copies the images of one batch after another into a buffer on the device, at a fixed address.
+    """Copies the images of one batch after the other into a buffer at a fixed address on the device.
 
-    The next batch is picked and sent while the device works on the present one: two staging buffers in page-locked memory take
-    turns, and the host waits only until the last but one copy is done.
+    The next batch is picked and sent while the device works on this one: two staging buffers in page-locked memory take turns,
+    and the host only waits for the copy before last.
     """
 
     def __init__(self, images: Tensor, *, batch_size: int, device: torch.device) -> None:
@@ -241,11 +241,11 @@ class _HostFeed:
         self._sent: list[torch.cuda.Event | None] = [None, None]
 
     def begin(self, order: Tensor) -> None:
-        """Start at the first batch of an epoch; ``order [steps, batch_size]`` holds the positions of its examples."""
+        """Begin an epoch; ``order [steps, batch_size]`` holds the positions of its examples."""
         self._order, self._place = order, 0
 
     def advance(self) -> None:
-        """Bring the next batch into the buffer."""
+        """Send the next batch to the buffer."""
         slot, row = self._place % 2, self._order[self._place % len(self._order)]
         sent = self._sent[slot]
         if sent is not None:
@@ -259,10 +259,10 @@ class _HostFeed:
 
 
 def at_once(image: Tensor, device: torch.device) -> int:
-    """How many images like ``image`` a forward pass in evaluation mode should take.
+    """How many images like ``image`` to pass through a network at a time in evaluation mode.
 
-    On a GPU 2,000 of CIFAR-10's size, and as many fewer of larger ones, so that activations take no more memory. On a CPU so
-    few that they stay in its caches: ResNet-18 takes 1,024 images of CIFAR-10 in 5.6 s by 32 and in 7.3 s at once.
+    On a GPU 2,000 of CIFAR-10's size, and fewer of larger ones, so that activations take no more memory. On a CPU few enough
+    for its caches: ResNet-18 needs 5.6 s for 1,024 images of CIFAR-10 in batches of 32, and 7.3 s for all at once.
     """
     if device.type == "cuda":
         return min(_AT_ONCE, max(32, _AT_ONCE * 3 * 32**2 // image.numel()))

@@ -1,7 +1,7 @@
-"""Training methods: the plans that they train with, the catalogue of them by name, and what a recipe leaves to its method.
+"""Training methods: their plans, the catalogue of them by name, and what a recipe leaves to its method.
 
-A plan is made from the facts of a run and says what a step minimises; it has every hook, and most do nothing. A method's
-hyper-parameters are the keyword arguments of the function that builds its plan; their defaults stand nowhere else.
+A plan says what a step minimises; it has every hook, and most do nothing. A method's hyper-parameters are the keyword
+arguments of the function that builds its plan, which is also the only place of their defaults.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from calibrant import losses
 from calibrant.core.checks import Registry, check_count, check_positive, lookup
-from calibrant.engine.batches import Batch, MetaBatches, at_once
+from calibrant.engine.batches import HeldOutBatches, ImageBatch, at_once
 from calibrant.engine.recipe import KEYS, NEUTRAL, Recipe, override, read_value, value_of
 from calibrant.engine.setup import average_memory, drops, learning_rate
 from calibrant.meta.learner import MetaLearner
@@ -40,10 +40,10 @@ from calibrant.meta.step import (
 if TYPE_CHECKING:
     from calibrant.engine.train import Assembly
 
-# Examples of a meta batch, and of a bank: comparing all pairs of 5,120 confidences takes 100 MB.
+# Examples in a meta batch, and in a bank: comparing all pairs of 5,120 confidences takes 100 MB.
 _BATCH, _BANK = 1024, 5120
-# A bank is renewed in this part of the steps that averaged weights remember. In a short run on little data, where it took
-# five times as many, features moved by their own size meanwhile and the hypergradient turned round.
+# A bank is renewed within this share of the steps that averaged weights remember. In a short run on little data, where that
+# took five times as many steps, features had moved by their own size meanwhile, and the hypergradient changed its sign.
 _RENEWAL = 1 / 6
 
 
@@ -56,21 +56,21 @@ class Facts(NamedTuple):
 
 
 class LossPlan:
-    """Train with a loss: what a step minimises, with the calls before and after a step.
+    """Train with a loss: what a step minimises, and what is called before and after it.
 
-    The loss and what it remembers see the batch of all processes.
+    The loss, and what it remembers, see the batch of all processes.
 
     Args:
         loss: The loss; `train.reduction` says how it is reduced.
         pruner: Drops training examples between epochs, or None.
 
     Attributes:
-        watched: Whether meta batches go through averaged weights, where there are any.
+        watched: Whether meta batches pass through averaged weights, if there are any.
         compilable: Whether the network may be compiled.
-        has_meta: Whether some steps also move hyper-parameters; `loss` is then this process's part of a sum, else the whole.
+        has_meta: Whether some steps also move hyper-parameters; `loss` is then this process's part of a sum, else all of it.
         every: Steps from one of those to the next.
-        gamma: Features → the gamma of every sample, for methods that have one.
-        learning: How hyper-parameters are learned, as plain data; empty where none are.
+        gamma: Features → gamma of every sample, for methods that have one.
+        learning: How hyper-parameters are learned, as plain data; empty if none are.
     """
 
     watched = False
@@ -88,7 +88,7 @@ class LossPlan:
         self._epoch = 0
 
     def start(self, run: Assembly) -> None:
-        """Take part in a run, whose network, optimizer, averages and batches are there."""
+        """Prepare for a run; its network, optimizer, averages and batches are ready."""
         self.group = run.hardware.group
         for part in self.module.modules():
             if getattr(part, "reduction", None) is not None:
@@ -96,17 +96,17 @@ class LossPlan:
         self._parts.to(run.hardware.device)
 
     def begin_epoch(self, epoch: int) -> None:
-        """Draw the epoch's randomness, and tell the loss which epoch begins."""
+        """Draw what is random in the epoch, and tell the loss which epoch begins."""
         self._epoch = epoch
         for member in self._members:
             member.set_epoch(epoch)
 
     def learns_from_val(self) -> bool:
-        """Whether `end_epoch` of the epoch that was begun learns from validation logits."""
+        """Whether `end_epoch` will learn from validation logits in this epoch."""
         return any(member.needs_validation(self._epoch) for member in self._members)
 
     def end_epoch(self, logits: Tensor | None, labels: Tensor) -> None:
-        """Count an epoch, and learn from validation logits; None where nothing asks for them."""
+        """Count an epoch, and learn from validation logits; they may be None if nothing learns from them."""
         for member in self._members:
             if member.needs_validation(self._epoch):
                 assert logits is not None
@@ -118,17 +118,17 @@ class LossPlan:
         """Training examples still in use; None for all."""
         return None if self.pruner is None else self.pruner.kept_indices()
 
-    def inputs(self, batch: Batch) -> Tensor:
-        """Images that enter the network."""
+    def inputs(self, batch: ImageBatch) -> Tensor:
+        """Return the images to pass through the network."""
         return batch.images
 
     def feed(self) -> None:
-        """Bring the next meta batch to the device, where there is one that does not lie there."""
+        """Send the next meta batch to the device, if there is one that is not there."""
 
-    def loss(self, batch: Batch, features: Tensor, logits: Tensor, *, with_meta: bool = False) -> Tensor:
-        """Reduced training loss ``[]``; its gradient, summed over the processes, is that of the global batch.
+    def loss(self, batch: ImageBatch, features: Tensor, logits: Tensor, *, with_meta: bool = False) -> Tensor:
+        """Return the reduced training loss ``[]``; its gradient, summed over the processes, is that of the global batch.
 
-        ``with_meta`` also moves the hyper-parameters by one step on held-out data.
+        ``with_meta`` also moves the hyper-parameters one step, on held-out data.
         """
         logits, labels, examples = self.group.gather(logits), self.group.gather(batch.labels), self.group.gather(batch.examples)
         value: Tensor = self.module(logits, labels, **({"indices": examples} if self._indexed else {}))
@@ -146,7 +146,7 @@ class LossPlan:
 class MixupPlan(LossPlan):
     """Minimise a loss on convex combinations of pairs of examples, one mixing weight a batch.
 
-    An example may be mixed with one of another process. ``alpha`` is that of the weight's Beta distribution; 0 mixes nothing.
+    An example may be mixed with one of another process. The weight has a Beta(alpha, alpha) distribution; 0 mixes nothing.
     """
 
     def __init__(self, loss: nn.Module, *, alpha: float) -> None:
@@ -170,13 +170,13 @@ class MixupPlan(LossPlan):
             self._weight.copy_(torch.from_numpy(draw.beta(self.alpha, self.alpha, steps)))
         self._pairs.copy_(torch.from_numpy(draw.random((steps, size)).argsort(1)))
 
-    def inputs(self, batch: Batch) -> Tensor:
+    def inputs(self, batch: ImageBatch) -> Tensor:
         """Return the mixed images."""
         weight, pairs = self._of(batch)
         own = pairs.chunk(self.group.world_size)[self.group.rank]
         return weight * batch.images + (1 - weight) * self.group.gather(batch.images)[own]
 
-    def loss(self, batch: Batch, features: Tensor, logits: Tensor, *, with_meta: bool = False) -> Tensor:
+    def loss(self, batch: ImageBatch, features: Tensor, logits: Tensor, *, with_meta: bool = False) -> Tensor:
         """Return the mixture of the losses against both labels."""
         weight, pairs = self._of(batch)
         logits, labels = self.group.gather(logits), self.group.gather(batch.labels)
@@ -184,7 +184,7 @@ class MixupPlan(LossPlan):
         value: Tensor = weight * first + (1 - weight) * second
         return value
 
-    def _of(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def _of(self, batch: ImageBatch) -> tuple[Tensor, Tensor]:
         row = batch.step.view(1)
         return self._weight.index_select(0, row).squeeze(0), self._pairs.index_select(0, row).squeeze(0)
 
@@ -196,20 +196,20 @@ class MetaPlan(LossPlan):
         regularizer: The loss.
         objective: What is minimised on the meta batches.
         settings: How the hyper-parameters are stepped.
-        meta_batch_size: Held-out examples drawn anew for every meta step; None for a bank of the features of up to 5,120 where
-            averaged weights predict, 1,024 elsewhere.
-        refresh: Examples of the bank that a meta step passes through the averaged weights, the oldest first; None for as many
-            as keep the others recent.
+        meta_batch_size: Held-out examples drawn anew for every meta step; None for a bank of the features of up to 5,120 if
+            averaged weights predict, else 1,024.
+        refresh: Examples of the bank that a meta step passes through the averaged weights, the oldest first; None for enough
+            to keep the others recent.
         meta_schedule: Learning rate of the hyper-parameters over the epochs: "constant", or "slowing" by the root of the
-            network's own where that is below a tenth of the first.
-        pace: How far a meta step moves what the hyper-parameters control, where their learning rate is not given; None for
-            the regularizer's own, less in a long run and up to four times that in a short one.
+            network's own once that is below a tenth of the first.
+        pace: How far a meta step moves what the hyper-parameters control, if their learning rate is not given; None for the
+            regularizer's own, or less in a long run and up to four times that in a short one.
 
     Attributes:
         learner: What moves the hyper-parameters.
-        network: What meta batches go through, and whose classifier takes the look-ahead step: the network that is trained, or
-            a copy with its averaged weights where those will make the predictions.
-        learns_every: ``network`` learns BatchNorm's statistics from one in this many training images of a meta step; 0 where it
+        network: What meta batches pass through, and whose classifier takes the look-ahead step: the network that is trained,
+            or a copy with its averaged weights if these predict.
+        learns_every: In a meta step ``network`` learns BatchNorm's statistics from one in this many training images; 0 if it
             has them already.
     """
 
@@ -250,7 +250,7 @@ class MetaPlan(LossPlan):
         if shown is not None and self.watched:
             self.network = shown.network(run.model)
             averaged = {"average": self.network, "average_share": lambda: 1 - shown.kept()}
-            # The short average learns BatchNorm's statistics from what passes through it; others have them averaged.
+            # The short average learns BatchNorm's statistics from what passes through it; the others average them.
             if "watch" in run.averages and settings.meta_bn == "frozen":
                 self.learns_every = self._learn_statistics()
         self.forward = run.compiled(self.network)
@@ -271,7 +271,7 @@ class MetaPlan(LossPlan):
             pace = self.pace or self.regularizer.pace * speed_up(self._memory, self.every)
             self.learner.meta_lr = pace / float(self.regularizer.speed(self.hyper))
         self._first_rate = self.learner.meta_lr
-        # Features of a network that is not averaged age too fast to keep.
+        # Features of a network that is not averaged go out of date too fast.
         banked = self.meta_batch_size is None and bool(averaged) and settings.meta_bn == "frozen" and not self.learner.full
         self.batches, self.bank = self._held_out_data(run, banked=banked)
         if isinstance(self.regularizer, GammaFocal):
@@ -279,7 +279,7 @@ class MetaPlan(LossPlan):
         self.learning = self._learning()
 
     def _learning(self) -> dict[str, object]:
-        """What the recipe says of it, its preset and its length."""
+        """What the recipe, its preset and its length decide about it."""
         settings = {name: value for name, value in asdict(self.settings).items() if name not in ("reduction", "clip")}
         return settings | {
             "betas": list(self.settings.betas),
@@ -289,8 +289,8 @@ class MetaPlan(LossPlan):
             "refresh": None if self.bank is None else self.batches.batch_size,
         }
 
-    def _held_out_data(self, run: Assembly, *, banked: bool) -> tuple[MetaBatches, HeldOut | None]:
-        """Return the held-out batches of a run and, if each refreshes a part of a bank, the empty bank."""
+    def _held_out_data(self, run: Assembly, *, banked: bool) -> tuple[HeldOutBatches, HeldOut | None]:
+        """Return the held-out batches of a run and, if each renews a part of a bank, the empty bank."""
         data, processes = run.data.val if run.data.meta is None else run.data.meta, self.group.world_size
         size = self.meta_batch_size or _BATCH
         if banked:
@@ -299,7 +299,7 @@ class MetaPlan(LossPlan):
             size = min(self.refresh or recent, kept)
             size = max(size - size % processes, processes)
             data = data.pick(torch.arange(kept - kept % size))
-        batches = MetaBatches(
+        batches = HeldOutBatches(
             data,
             run.hardware,
             batch_size=size,
@@ -310,18 +310,18 @@ class MetaPlan(LossPlan):
         )
         if not banked:
             return batches, None
-        # Every process keeps the whole bank, so that any number of them can go on with a run.
+        # Every process keeps the whole bank, so that any number of processes can continue a run.
         labels = torch.zeros(kept, dtype=torch.int64, device=self.head.weight.device)
         return batches, HeldOut(self.head.weight.new_zeros(kept, self.head.in_features), labels)
 
     def _learn_statistics(self) -> int:
-        """Let BatchNorm learn from a batch of training images every fourth step, or from as much less of one oftener.
+        """Let BatchNorm learn from a batch of training images every fourth step, or more often from a smaller part of one.
 
-        Several processes take the same images as one does: evenly spaced in the batch.
+        Several processes use the same images as a single one: evenly spaced in the batch.
         """
         norms, apart = gathering_norms(self.network), max(1, 4 // self.every)
         for norm in norms:
-            # Statistics that remember longer than the weights would belong to others.
+            # Statistics that remember longer than the weights would be those of other weights.
             usual = (0.1 if norm.momentum is None else norm.momentum) / apart
             norm.momentum = min(1.0, max(usual, self.every / self._memory))
         return apart if norms else 0
@@ -339,16 +339,16 @@ class MetaPlan(LossPlan):
                 self._bring(batch)
 
     def feed(self) -> None:
-        """Bring the next meta batch to the device, where its images do not lie there."""
+        """Send the next meta batch to the device, unless its images are there."""
         self.batches.feed()
 
-    def inputs(self, batch: Batch) -> Tensor:
-        """Images that enter the network."""
+    def inputs(self, batch: ImageBatch) -> Tensor:
+        """Return the images to pass through the network."""
         self.learner.remember_randomness()
         return batch.images
 
-    def _bring(self, meta: Batch) -> HeldOut:
-        """Features of a batch or, with a bank, of this process's part of the bank after the batch has taken its place there."""
+    def _bring(self, meta: ImageBatch) -> HeldOut:
+        """Return the features of a batch or, with a bank, put them there and return this process's part of the bank."""
         fresh = HeldOut(self.features(meta.images), meta.labels)
         if self.bank is None:
             return fresh
@@ -365,7 +365,7 @@ class MetaPlan(LossPlan):
             self.forward(images)
 
     def features(self, images: Tensor) -> Tensor:
-        """Features of meta images ``[B, D]``; in pieces where the network treats each image by itself."""
+        """Return features ``[B, D]`` of meta images; in pieces if the network treats each image by itself."""
         meta_bn, leaks = self.settings.meta_bn, self.settings.leak_meta_grad
         alone = meta_bn == "frozen" and not leaks
         pieces = images.split(at_once(images[0], images.device)) if alone else (images,)
@@ -373,11 +373,11 @@ class MetaPlan(LossPlan):
             seen = torch.cat([self.forward(piece)[0] for piece in pieces])
         return seen.to(self.head.weight.dtype)
 
-    def loss(self, batch: Batch, features: Tensor, logits: Tensor, *, with_meta: bool = False) -> Tensor:
+    def loss(self, batch: ImageBatch, features: Tensor, logits: Tensor, *, with_meta: bool = False) -> Tensor:
         """Return the regularizer's loss ``[]`` with the hyper-parameters as constants, summed over one's own samples.
 
-        Samples are not gathered first: what a regularizer reads of the head would then be counted once a process. After a meta
-        update that leaks, the gradient of what is returned has the leaked one in it, though the value has not.
+        Samples are not gathered first: what a regularizer reads of the head would then be counted once per process. After a
+        meta update that leaks, the gradient, though not the value, includes what leaked.
         """
         if with_meta:
             total, _ = self.learner.update_and_loss(features, logits, batch.labels, **self._held_out(batch))
@@ -385,8 +385,8 @@ class MetaPlan(LossPlan):
             total = self.learner.loss(features, logits, batch.labels)
         return total if self.recipe.train.reduction == "sum" else total / self.group.world_size
 
-    def _held_out(self, batch: Batch) -> dict[str, Tensor]:
-        """Return what the learner's meta update reads beside the training batch's logits."""
+    def _held_out(self, batch: ImageBatch) -> dict[str, Tensor]:
+        """Return what the learner's meta update needs besides the logits of the training batch."""
         meta = self.batches.next()
         if self.learns_every:
             self.follow(batch.images[:: self.learns_every])
@@ -403,10 +403,10 @@ class MetaPlan(LossPlan):
 
 
 def speed_up(memory: float, every: int) -> float:
-    """How far a meta step moves the hyper-parameters, as a multiple of the usual, if averaged weights remember so many steps.
+    """How many times the usual distance a meta step moves the hyper-parameters, if averaged weights remember ``memory`` steps.
 
-    Averaged weights show what gamma did only after about that many steps, and what moves far before that swings:
-    gamma may move by about 0.6 in that time. In a short run it must still be able to cross its range.
+    Only after about that many steps do averaged weights show what gamma did, and if it moves far before that, it swings. In
+    that time it may move by about 0.6; in a short run it must still be able to cross its range.
     """
     return every * min(1.0, 24 / memory)
 
@@ -424,7 +424,7 @@ class Method:
         help: What it minimises, in a few words.
         loss: The entry of docs/losses.md with formula and reference.
         build: ``build(facts, **options)`` returns the plan of a run; its keyword arguments are the options of the method.
-        look: How figures draw it; None takes whatever is free.
+        look: How figures draw it; None for whatever is free.
         learns: Whether it learns hyper-parameters on held-out data.
         average: Averaging of weights under the default preset.
         select: What picks the best epoch under the default preset.
@@ -440,17 +440,17 @@ class Method:
     select: Literal["error", "nll", "error+nll", "error+ece", "last"] = "error"
 
 
-# What earlier releases had, and why it is gone; their recipes are read, but not trained again.
+# Options of earlier releases, and why they were removed; their recipes are read, but not trained again.
 REMOVED_OPTIONS = {
     "watch_share": "looking through a second average did not help",
-    "positive": "the modulus of the score serves as well as any other map",
-    "meta_clip": "Adam is indifferent to the size of the hypergradient",
+    "positive": "the absolute value of the score works as well as any other map",
+    "meta_clip": "Adam ignores the size of the hypergradient",
     "lookahead_clip": "no preset clips the look-ahead step",
-    "variant": "flgamma learns by cross-entropy; flgamma-sece and others by another objective",
+    "variant": "flgamma learns by cross-entropy, and flgamma-sece and others by other objectives",
 }
-# Training images are cropped with a margin of zeros and meta images are not, so the running statistics, with which predictions
-# are made, differ from those of a meta batch. Normalised by its own, a small ResNet that overstated its accuracy by 7.3 %
-# seemed to by 6.0 %: what was steered was not the confidence that users see.
+# Training images are cropped with a margin of zeros and meta images are not, so the running statistics, which predictions use,
+# differ from those of a meta batch. With the batch's own, a small ResNet that overstated its accuracy by 7.3 % seemed to
+# overstate it by 6.0 %: the confidence that was steered was not the one that users see.
 _PRESET_OPTIONS: dict[str, dict[str, Any]] = {"default": {"meta_bn": "frozen", "every": 8}, "paper": {}}
 # The network's own step is the recipe's business.
 _REFUSED = ("reduction", "clip")
@@ -486,7 +486,7 @@ class MetaMethod:
         if own.get("pace") is not None:
             settings["meta_lr"] = None  # in the place of a learning rate that the preset has
         objective: Callable[..., Any] = make_objective(self.objective, variants=preset.objectives)
-        # The published code draws 128 held-out samples a step; a calibration error of so few is mostly noise.
+        # The published code draws 128 held-out samples a step; the calibration error of so few is mostly noise.
         defaults = {"meta_batch_size": 128} if paper else {"meta_schedule": "slowing"}
         return MetaPlan(
             preset.regularizers[self.regularizer](**loss),
@@ -497,7 +497,7 @@ class MetaMethod:
 
 
 def _keywords_of(function: Callable[..., object]) -> dict[str, Any]:
-    """Name → type of the keyword arguments of a function, of a class, or of a partial one of either."""
+    """Name → type of the keyword arguments of a function or class, or of a ``partial`` of one."""
     plain: Any = function
     while isinstance(plain, partial):
         plain = plain.func
@@ -559,7 +559,7 @@ def _avuc(facts: Facts, *, beta: float = 3.0) -> LossPlan:
 
 
 def _patra(facts: Facts, *, gamma: float = 1.0, weight: float = 200.0, fraction: float = 0.1, every: int = 20) -> LossPlan:
-    # No value is published; at 200 the Huber penalty's slope, at most 0.005, is that of DCA with weight 1.
+    # No value is published; at 200 the Huber penalty, whose slope is at most 0.005, has that of DCA with weight 1.
     pruner = losses.ConfidencePruner(num_samples=facts.num_train, fraction=fraction, every=every)
     return LossPlan(losses.FocalLoss(gamma=gamma) + weight * losses.HuberDCA(), pruner=pruner)
 
@@ -584,9 +584,9 @@ def _learned(label: str, regularizer: str, objective: str, look: Look) -> Method
     )
 
 
-# No two of a colour share marker or line. The paper's ablation does not say how gamma-Net learns without SECE: validation
-# cross-entropy is the plainest reading. Joint training on the training loss is none: it falls with gamma, which then grows
-# without bound.
+# No two of one colour share a marker or a line. The paper's ablation does not say how gamma-Net learns without SECE: validation
+# cross-entropy is the plainest reading. Training it on the training loss is no option: that falls as gamma grows, so gamma
+# would grow without bound.
 BUILTIN: dict[str, Method] = {
     "ce": Method("CE", "cross-entropy", "cross_entropy", _alone(losses.CrossEntropyLoss), ("black", "o", "-")),
     "focal": Method("Focal", "focal loss, one gamma for all", "focal", _focal, ("green", "s", "-")),
@@ -683,18 +683,18 @@ METHODS: Registry[Method] = Registry("method", "calibrant.methods", BUILTIN, of=
 
 
 def split_name(name: str) -> tuple[str, bool]:
-    """Take ``+ts`` off a method's name; return the rest and whether it was there."""
+    """Split ``+ts`` off a method's name; return the name without it, and whether it had it."""
     return (name.removesuffix("+ts"), True) if name.endswith("+ts") else (name, False)
 
 
 def learns(recipe: Recipe) -> bool:
-    """Whether the method of a recipe learns on held-out data; an unknown one does not."""
+    """Whether the method of a recipe learns on held-out data; False if it is unknown."""
     name = split_name(recipe.method.name)[0]
     return name in METHODS and METHODS[name].learns
 
 
 def make_plan(recipe: Recipe, *, num_train: int = 1) -> LossPlan:
-    """Return the plan of a run with so many training examples; an unknown method or option is answered with the nearest."""
+    """Return the plan of a run; an unknown method or option raises ``ValueError``, which suggests the nearest one."""
     name, facts = recipe.method.name, Facts(num_train, recipe.train.reduction, recipe.method.preset)
     method = lookup(METHODS, split_name(name)[0], kind="method", also=(f"{known}+ts" for known in METHODS))
     kinds = method.build.options(facts) if isinstance(method.build, MetaMethod) else (_keywords_of(method.build),)
@@ -703,7 +703,8 @@ def make_plan(recipe: Recipe, *, num_train: int = 1) -> LossPlan:
     for option, value in recipe.method.options.items():
         if option in REMOVED_OPTIONS:
             raise ValueError(
-                f"train: `method.options.{option}` must be left out, got {value}: it is gone, as {REMOVED_OPTIONS[option]}."
+                f"train: `method.options.{option}` must be left out, got {value}: it was removed, "
+                f"because {REMOVED_OPTIONS[option]}."
             )
         if not known:
             raise ValueError(f"method {name!r} has no options, got `{option}`.")
@@ -712,10 +713,10 @@ def make_plan(recipe: Recipe, *, num_train: int = 1) -> LossPlan:
 
 
 def resolved(recipe: Recipe) -> Recipe:
-    """Return the recipe with averaging and choice of the epoch decided.
+    """Return the recipe with averaging and the choice of the epoch decided.
 
-    The published protocol averages no weights and takes the epoch with the lowest validation error. A method may depart from
-    it under ``default``.
+    The published protocol averages no weights and takes the epoch with the lowest validation error. Under ``default`` a method
+    may do otherwise.
 
     Example:
         >>> train = resolved(Recipe()).train
@@ -729,19 +730,19 @@ def resolved(recipe: Recipe) -> Recipe:
     return replace(recipe, train=replace(train, average=average, select=select))
 
 
-# What a run is named by. Commands always say it, since a default may change.
+# What identifies a run. Commands always state it, since a default may change.
 NAMED = ("data.name", "backbone.name", "method.name", "method.preset", "train.epochs", "seed")
 
 
 def flat_recipe(recipe: Recipe) -> dict[str, object]:
-    """Return what decides a run, dotted key → value, the method's choices filled in and the place of the data left out."""
+    """Return everything that decides a run, dotted key → value: with the method's choices, without the place of the data."""
     decided = resolved(recipe)
     found = {key: value_of(decided, key) for key in KEYS if key not in ("data.root", "method.options")}
     return found | {f"method.options.{name}": value for name, value in decided.method.options.items()}
 
 
 def text_of(value: object) -> str:
-    """Return a value of a recipe as it is typed."""
+    """Return a value of a recipe as one would type it."""
     if isinstance(value, (list, tuple)):
         return ",".join(map(str, value))
     return "none" if value is None else str(value)
@@ -749,7 +750,7 @@ def text_of(value: object) -> str:
 
 @cache
 def usual_recipe(method: str, preset: str) -> Mapping[str, str]:
-    """Return the recipe that a method has by itself, as `flat_recipe` with values as text."""
+    """Return the recipe of a method that is told nothing else, as `flat_recipe` with values as text."""
     recipe = override(Recipe(), {"method.name": method, "method.preset": "paper" if preset == "paper" else "default"})
     return {key: text_of(value) for key, value in flat_recipe(recipe).items()}
 
@@ -757,7 +758,7 @@ def usual_recipe(method: str, preset: str) -> Mapping[str, str]:
 def settle(method: str, preset: str | None, told: Mapping[str, object]) -> tuple[dict[str, str], dict[str, str]]:
     """Return the whole recipe of a run that was ``told`` some keys, and those of them that its method would not have chosen.
 
-    What a run is named by, and what does not change its result, is in the first only.
+    The second leaves out what identifies a run, and what does not change its result.
     """
     usual = usual_recipe(method, preset or "default")
     given = {key: text_of(value) for key, value in sorted(told.items())}

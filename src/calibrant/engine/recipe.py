@@ -1,7 +1,7 @@
 """A recipe: everything that decides a training run, as frozen data.
 
-Every key is a field that carries all there is to say about it: type, default, help, bounds, when it is read, its option on the
-command line. Reading, checking, ``--help``, TOML and the table in docs/train.md come from these fields.
+Every key is a field with everything about it: type, default, help, bounds, its option on the command line. Reading, checking,
+``--help``, TOML and the table in docs/train.md come from these fields.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, Union, cast, get_args, get_origin, get_type_hints
 
-# What a number must be, in words and as a test.
+# What a value must be, in words and as a test.
 Rule: TypeAlias = tuple[str, Callable[[Any], bool]]
 
 
 @dataclass(frozen=True)
 class Key:
-    """All there is to say about a key of a recipe, beside its type and default.
+    """Everything about a key of a recipe besides its type and default.
 
     Attributes:
         help: What it decides, in a few words.
-        unset: What happens where it is None.
+        unset: What happens if it is None.
         rule: What its value must be.
-        flag: Its option on the command line, if it has one of its own.
+        flag: Its own option on the command line, if it has one.
         metavar: What that option calls its value.
-        neutral: Whether it says where and how fast a run is computed, or what else is evaluated, but not what is trained.
+        neutral: Whether it only says where and how fast a run is computed, or what else is evaluated, not what is trained.
     """
 
     help: str
@@ -54,7 +54,7 @@ _NOT_NEGATIVE: Rule = ("a finite number >= 0", lambda value: 0 <= value < math.i
 _POSITIVE: Rule = ("a finite number > 0", lambda value: 0 < value < math.inf)
 _BELOW_ONE: Rule = ("in [0, 1)", lambda value: 0 <= value < 1)
 _SHARE: Rule = ("in (0, 1]", lambda value: 0 < value <= 1)
-_NOT_GONE: Rule = ("'no', 'ema' or 'phase', as uniform averages are gone", lambda value: value != "uniform")
+_NOT_GONE: Rule = ("'no', 'ema' or 'phase', as uniform averages were removed", lambda value: value != "uniform")
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ class Recipe:
     optim: OptimPart = field(default_factory=OptimPart)
 
 
-# Dotted name → all there is to say about a key.
+# Dotted name → key.
 KEYS: dict[str, Key] = {"seed": Recipe.__dataclass_fields__["seed"].metadata["key"]} | {
     f"{part.name}.{key.name}": key.metadata["key"]
     for part in dataclasses.fields(Recipe)[1:]
@@ -201,7 +201,7 @@ REMOVED_KEYS = {
     "data.same_data": "All methods train on the same examples; `data.meta` says how many to hold out beyond `data.val`.",
     "train.average_from_epoch": "Averages begin with the first step.",
 }
-# Words that are no Python literals.
+# Words that are not Python literals.
 _WORDS = {"true": True, "false": False, "nan": math.nan, "inf": math.inf}
 _SWITCHES = _WORDS | {"yes": True, "no": False, "1": True, "0": False}
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", tuple: "a list", Mapping: "a table"}
@@ -213,7 +213,7 @@ def value_of(recipe: Recipe, key: str) -> Any:
 
 
 def check_recipe(recipe: Recipe) -> None:
-    """Raise ``ValueError`` with one sentence if a value of the recipe cannot be; kinds of values are seen in reading it."""
+    """Raise ``ValueError`` if a value of the recipe is out of range; reading the recipe has checked the types."""
     for name, key in KEYS.items():
         value = value_of(recipe, name)
         if key.rule is not None and value is not None and not key.rule[1](value):
@@ -221,7 +221,7 @@ def check_recipe(recipe: Recipe) -> None:
 
 
 def load_recipe(path: str | Path) -> Recipe:
-    """Read a recipe from a TOML file; an unknown key or a value of the wrong kind is an error that names it."""
+    """Read a recipe from a TOML file; an unknown key or a value of the wrong type raises ``ValueError``, which names it."""
     return recipe_of(read_toml(Path(path)))
 
 
@@ -250,13 +250,13 @@ def recipe_of(values: Mapping[str, object]) -> Recipe:
 
 
 def override(recipe: Recipe, settings: Mapping[str, object]) -> Recipe:
-    """Return the recipe with dotted keys replaced, e.g. ``{"optim.lr": "0.2"}``; text is read as the key's own type.
+    """Return the recipe with dotted keys replaced, e.g. ``{"optim.lr": "0.2"}``; text is read as the type of the key.
 
     Example:
         >>> override(Recipe(), {"optim.lr": "0.2", "method.options.every": "8"}).optim.lr
         0.2
     """
-    # With torch, which `calibrant --help` need not wait for.
+    # Imports torch, which `calibrant --help` need not wait for.
     from calibrant.core.checks import lookup
 
     nested = to_dict(recipe)
@@ -269,7 +269,7 @@ def override(recipe: Recipe, settings: Mapping[str, object]) -> Recipe:
 
 
 def to_dict(recipe: Recipe) -> dict[str, Any]:
-    """Return the recipe as nested plain data, None left out (TOML has no null)."""
+    """Return the recipe as nested plain data, without None (TOML has no null)."""
     return dataclasses.asdict(recipe, dict_factory=lambda items: {name: value for name, value in items if value is not None})
 
 
@@ -301,16 +301,16 @@ def _read_part(kind: Any, values: object, name: str = "") -> object:
     for key, value in values.items():
         whole = f"{name}.{key}" if name else key
         if whole in REMOVED_KEYS:
-            raise ValueError(f"recipe: `{whole}` must be left out, got {value!r}: it is gone. {REMOVED_KEYS[whole]}")
+            raise ValueError(f"recipe: `{whole}` must be left out, got {value!r}: it was removed. {REMOVED_KEYS[whole]}")
         hint = lookup(hints, key, kind=f"key of {name or 'recipe'}")
         found[key] = _read_part(hint, value, whole) if dataclasses.is_dataclass(hint) else read_value(hint, value, whole)
     return kind(**found)
 
 
 def read_value(hint: Any, value: object, key: str) -> object:
-    """Check ``value`` against a type hint; text, as it comes from a command line, is converted to it."""
+    """Check ``value`` against a type hint; text, as from a command line, is converted."""
     if (key, value) == ("train.average", "uniform"):
-        return value  # of earlier releases: read, but not trained
+        return value  # of earlier releases: can be read, but not trained
     kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     for kind in sorted(kinds, key=lambda kind: kind is not types.NoneType):
         with suppress(TypeError):
@@ -324,7 +324,7 @@ def read_value(hint: Any, value: object, key: str) -> object:
 
 
 def _as_kind(kind: Any, value: object) -> object:
-    """Return ``value`` as one of a kind; raise ``TypeError`` if it is none."""
+    """Return ``value`` as the type ``kind``; raise ``TypeError`` if that is impossible."""
     origin, inner, found = get_origin(kind), get_args(kind), _from_text(value)
     if origin is Literal and value in inner:
         return value
@@ -345,7 +345,7 @@ def _as_kind(kind: Any, value: object) -> object:
 
 
 def _from_text(value: object) -> object:
-    """Read text as the bool, number or numbers it looks like; the options of a method are checked by it later."""
+    """Read text as the bool, number or numbers that it looks like; a method checks its own options later."""
     if isinstance(value, (list, tuple)):
         return tuple(_from_text(item) for item in value)
     word = value.strip().lower() if isinstance(value, str) else ""

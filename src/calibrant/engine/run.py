@@ -1,6 +1,6 @@
-"""What comes of a run: predictions on whole sets, a record of every epoch, the best epoch, the finished run, and its folder.
+"""What a run produces: predictions on whole sets, a record of every epoch, the best epoch, the finished run, and its folder.
 
-What each file of the folder holds stands in docs/train.md.
+docs/train.md says what each file of the folder holds.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ Gamma: TypeAlias = "Callable[[Tensor], Tensor] | None"
 
 
 class EvalSet:
-    """A set, run through the network in evaluation mode.
+    """A set to pass through the network in evaluation mode.
 
-    Several processes share the work, and each gets all of the result. ``resident`` images lie on the device all along.
+    Several processes share the work, and each gets the whole result. ``resident`` images stay on the device.
     """
 
     def __init__(self, data: ImageSet, hardware: Hardware, *, resident: bool = True) -> None:
         self._hardware, self.labels, self._class_names = hardware, data.labels, data.class_names
         group, device = hardware.group, hardware.device
         share = -(-len(data) // group.world_size)
-        # Equal shares, as gathering needs; what the last one lacks is filled with its last example and cut off again.
+        # Gathering needs equal shares: the last one is filled up with its last example, which is cut off again.
         rows = (torch.arange(share) + group.rank * share).clamp(max=len(data) - 1)
         own = data.images if group.world_size == 1 else data.images[rows]
         self._images = own.to(device) if resident else own
@@ -74,7 +74,7 @@ class EvalSet:
         self._std = torch.tensor(data.std, dtype=hardware.dtype, device=device)
 
     def run(self, model: nn.Module, forward: FeatureFunction, *, gamma: Gamma = None) -> tuple[Tensor, Tensor | None]:
-        """Return logits ``[N, C]`` and, where asked for, gammas ``[N]``, on the device; the network's mode is put back."""
+        """Return logits ``[N, C]`` and, if wanted, gammas ``[N]``, on the device; the network keeps its mode."""
         device, narrow = self._hardware.device, self._hardware.precision == "bf16"
         logits, gammas = [], []
         with torch.no_grad(), meta_mode(model, "frozen"), self._hardware.autocast():
@@ -86,7 +86,7 @@ class EvalSet:
         return self._whole(logits), self._whole(gammas) if gammas else None
 
     def predict(self, model: nn.Module, forward: FeatureFunction, split: Split, *, gamma: Gamma = None) -> Predictions:
-        """Return what `run` does as a record on the CPU."""
+        """Return the result of `run` as a record on the CPU."""
         logits, gammas = self.run(model, forward, gamma=gamma)
         columns = {} if gammas is None else {"gamma": gammas.cpu()}
         return Predictions(logits=logits.cpu(), labels=self.labels, split=split, class_names=self._class_names, columns=columns)
@@ -113,8 +113,8 @@ class EpochRecord:
     Attributes:
         epoch: Number of the epoch, from 0.
         lr: Its learning rate.
-        train_loss: Mean training loss of an example.
-        val_error: Validation error; with ``val_nll`` and ``val_ece`` None where the epoch was not evaluated.
+        train_loss: Mean training loss per example.
+        val_error: Validation error; None, as are ``val_nll`` and ``val_ece``, if the epoch was not evaluated.
         val_nll: Validation NLL.
         val_ece: Validation ECE.
         test_error: Test error; never used to choose anything.
@@ -122,7 +122,7 @@ class EpochRecord:
         test_ece: Test ECE.
         gamma_mean: Mean gamma on the test set, for methods that have one.
         gamma_std: Its standard deviation over examples.
-        images_per_second: Training speed, evaluation not counted.
+        images_per_second: Training speed, without the evaluation.
         seconds: Time since the run began.
     """
 
@@ -142,7 +142,7 @@ class EpochRecord:
 
 
 class Alternative(NamedTuple):
-    """Predictions of a run with other weights, or of an epoch that another rule chooses."""
+    """Predictions of a run with other weights, or at the epoch that another rule chooses."""
 
     epoch: int
     val: Predictions
@@ -155,18 +155,18 @@ class Run:
 
     Attributes:
         recipe: What was run.
-        history: One record an epoch.
+        history: One record per epoch.
         best_epoch: Epoch whose weights the model and the predictions have.
         val: Predictions on the validation part; with ``+ts`` after temperature scaling, as ``test``.
         test: Predictions on the test set. Methods with a gamma have it for every example in the column ``gamma``.
-        hyper: The learned hyper-parameters, name → value; empty for methods without.
+        hyper: The learned hyper-parameters, name → value; empty for methods without any.
         network: Builds or returns the network; see `model`.
-        inputs: Form and normalisation of the images that it takes.
+        inputs: Shape and normalisation of the images that it takes.
         temperature: What ``+ts`` divided the logits by, or None.
         folder: Where the run was written, or None.
-        shift: ``"gaussian_noise-1"`` … → scores on the corrupted test set, where they were asked for (`data.shift`).
-        alternatives: ``"raw-error"`` … ``"averaged-error+nll"`` → predictions, where they were asked for
-            (`train.alternatives`); before temperature scaling.
+        shift: ``"gaussian_noise-1"`` … → scores on the corrupted test set, with `data.shift`.
+        alternatives: ``"raw-error"`` … ``"averaged-error+nll"`` → predictions, with `train.alternatives`; before temperature
+            scaling.
     """
 
     recipe: Recipe
@@ -188,16 +188,16 @@ class Run:
         return self.network().eval()
 
     def predict(self, images: ArrayLike | str | Path, *, device: str = "auto") -> Tensor:
-        """Predict images that need no labels, normalised as those that the run was trained on.
+        """Predict images without labels; they are normalised as in training.
 
         Args:
             images: ``[N, H, W]``, ``[N, H, W, channels]`` or ``[N, channels, H, W]`` of the run's size, whole numbers from 0 to
                 255 or others from 0 to 1; or the path of an ``.npz`` with ``images``, of a picture, or of a folder of pictures,
-                which are resized where needed.
+                which are resized if needed.
             device: Where to compute: auto, cpu, cuda or cuda:1.
 
         Returns:
-            Logits ``[N, C]`` on the CPU, after temperature scaling where the run has it; ``.softmax(1)`` gives probabilities.
+            Logits ``[N, C]`` on the CPU, after temperature scaling if the run has it; ``.softmax(1)`` gives probabilities.
 
         Example:
             >>> from calibrant import train
@@ -209,7 +209,7 @@ class Run:
         return self.predict_named(images, device=device)[0]
 
     def predict_named(self, images: ArrayLike | str | Path, *, device: str = "auto") -> tuple[Tensor, list[str]]:
-        """Return what `predict` does, and what each image is called: its path in the folder, or its number."""
+        """Return the logits of `predict`, and the name of each image: its path in the folder, or its number."""
         shape: InputShape | ImageSet = self.inputs
         if not shape.mean:
             shape = load_data(self.recipe.data).train
@@ -219,23 +219,23 @@ class Run:
         return self.logits_of(ImageSet(read, labels, shape.num_classes, shape.mean, shape.std), hardware), names
 
     def logits_of(self, data: ImageSet, hardware: Hardware) -> Tensor:
-        """Logits ``[N, C]`` of other images, on the CPU; after temperature scaling where the run has it."""
+        """Return logits ``[N, C]`` of other images, on the CPU; after temperature scaling if the run has it."""
         model = self.network().to(hardware.device, hardware.dtype).eval()
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         with hardware.active():
-            # The set passes once, so it need not lie on the device.
+            # The set is used once, so it need not be on the device.
             logits, _ = EvalSet(data, hardware, resident=False).run(model, feature_function(model))
         return logits.cpu() / (self.temperature or 1.0)
 
 
-# What each way of selecting compares; lower is better, and "last" takes the last.
+# The score that each way of selecting compares; lower is better. "last" takes the last epoch.
 _VALUES = {"error": "val_error", "nll": "val_nll", "error+nll": "val_nll", "error+ece": "val_ece"}
 
 
 class Candidate(NamedTuple):
-    """An epoch that is, or may turn out to be, the best; its weights lie in host memory, as dozens may wait for the choice.
+    """An epoch that is, or may turn out to be, the best; its weights are in host memory, as there may be dozens of these.
 
-    The ``error`` counts only where the choice asks for one close to the lowest; of the ``value`` the lowest is best.
+    The lowest ``value`` is best; ``error`` counts only if it must be close to the lowest error.
     """
 
     epoch: int
@@ -250,7 +250,7 @@ class BestEpoch:
     "error" and "nll" take the first epoch with the lowest validation error or NLL, "last" the last. "error+nll" and "error+ece"
     take the lowest NLL or ECE among the epochs whose error is at most :math:`e + w \sqrt{e (1 - e) / n}`, with e the lowest
     error, n validation examples (``n_val``) and w standard errors (``within``). The bound can only fall, so an epoch beyond it,
-    or beaten in both numbers, never comes back: only the others' weights are kept.
+    or beaten in both numbers, will never be the best: only the weights of the others are kept.
     """
 
     def __init__(self, select: str, *, n_val: int, within: float = 2.0) -> None:
@@ -268,7 +268,7 @@ class BestEpoch:
         error = record.val_error if self._close else 0.0
         if value is None or error is None:
             return
-        # What is no number is worse than any number, and better than no epoch at all.
+        # NaN is worse than any number, and better than no epoch at all.
         value = math.inf if math.isnan(value) else value
         if any(held.error <= error and held.value <= value for held in self.candidates):
             return
@@ -292,10 +292,10 @@ def is_finished(folder: str | Path) -> bool:
 
 
 class RunFolder:
-    """Writes a run's files; a context that takes the folder for this process.
+    """Writes the files of a run; as a context manager it locks the folder for this process.
 
-    A folder that holds a run is refused unless ``resume`` is set. One that was made for a run which then ended without an epoch
-    goes away again.
+    A folder with a run is refused unless ``resume`` is set. A folder that was made for a run which ended before its first epoch
+    is removed.
     """
 
     def __init__(self, path: Path, recipe: Recipe, *, resume: bool) -> None:
@@ -325,7 +325,7 @@ class RunFolder:
         self._lock.close()
 
     def load_checkpoint(self, assembly: Assembly) -> dict[str, Any] | None:
-        """Read where a run that is there has come to, or None; its data must be those of the assembled one."""
+        """Read the checkpoint of the run in the folder, or return None; its data must be those of ``assembly``."""
         file = self.path / "state.pt"
         if not (self._begun and file.exists()):
             return None
@@ -333,21 +333,21 @@ class RunFolder:
         try:
             return dict(torch.load(file, map_location="cpu", weights_only=True))
         except Exception as error:
-            # Its own words would advise to load the file in a way that may run code.
+            # PyTorch's own message advises loading the file in a way that may run code.
             raise ValueError(
-                f"train: `{file}` must be a checkpoint of `calibrant train`, got a file that is damaged and cannot be read. "
+                f"train: `{file}` must be a checkpoint of `calibrant train`, got a damaged file. "
                 "Delete it to start over, or use another folder."
             ) from error
 
     def begin(self, assembly: Assembly, history: Sequence[EpochRecord]) -> None:
-        """Write the recipe, where the run comes from, and the epochs that a resumed run has behind it."""
+        """Write the recipe, where the run comes from, and the epochs that a resumed run has done."""
         from torch.utils.tensorboard import SummaryWriter
 
         from calibrant import __version__
 
         data, learning, hardware = assembly.data, assembly.objective.learning, assembly.hardware
         known = read_facts(self.path)
-        # Older events of this and later epochs are hidden.
+        # Hides older events of this and later epochs.
         self._board = SummaryWriter(str(self.path), purge_step=len(history) or None)
         facts = {
             "calibrant": __version__,
@@ -364,7 +364,7 @@ class RunFolder:
             "processes": hardware.group.world_size,
             "parameters": sum(p.numel() for p in assembly.model.parameters()),
             "inputs": {name: getattr(data.train, name) for name in InputShape._fields},
-            # No `meta` where methods learn on the validation part.
+            # Without `meta`, methods learn on the validation part.
             "examples": {name: len(part) for name, part in vars(data).items() if part is not None},
             "data": assembly.fingerprint,
             **({"learning": learning} if learning else {}),
@@ -375,7 +375,7 @@ class RunFolder:
         self.write_beginning(facts, history)
 
     def write_beginning(self, facts: dict[str, Any], history: Sequence[EpochRecord]) -> None:
-        """Write the recipe, what is known of the run, and the epochs that it has behind it."""
+        """Write the recipe, the facts about the run, and the epochs that it has done."""
         if not self._begun:
             write_file(self.path / "recipe.toml", to_toml(self.recipe))
         _write_json(self.path / "run.json", facts)
@@ -390,7 +390,7 @@ class RunFolder:
             _write_events(self._board, record)
 
     def finish(self, run: Run) -> Run:
-        """Write everything that a finished run leaves behind, the word that it is finished last; return it with its folder."""
+        """Write all files of a finished run, and last that it is finished; return the run with its folder."""
         from calibrant.metrics.measure import measure
 
         weights = run.model.state_dict()
@@ -421,13 +421,13 @@ def _save_parts(folder: Path, run: Run | Alternative) -> None:
 
 
 def save_shift(folder: Path, shift: Mapping[str, Scores]) -> None:
-    """Write scores under shift: for every set what ``calibrant measure --json`` would say."""
+    """Write scores under shift: for every set the output of ``calibrant measure --json``."""
     sets = {name: scores.to_dict() for name, scores in shift.items()}
     _write_json(folder / "shift.json", {"seed": 0, "sets": sets})
 
 
 def check_same_run(found: Recipe, wanted: Recipe, *, where: str) -> None:
-    """Raise unless two recipes describe the same run; where and how fast it is computed may differ."""
+    """Raise unless two recipes describe the same run; they may differ in where and how fast it is computed."""
     # What the method decides counts too.
     first, second = (
         {key: value for key, value in flat_recipe(recipe).items() if key not in NEUTRAL and value is not None}
@@ -449,8 +449,8 @@ def load_run(folder: str | Path) -> Run:
         folder: What `calibrant.train` wrote.
 
     Returns:
-        The run; its network is built and its weights read when `Run.model` is first asked for. Raises ``ValueError`` with one
-        sentence if there is no run, or one that is not finished.
+        The run; its network is built and its weights are read when `Run.model` is first used. Raises ``ValueError`` if there is
+        no run, or if it is not finished.
     """
     path = Path(folder)
     if not (path / "recipe.toml").exists():
@@ -492,8 +492,8 @@ def _load_parts(folder: Path) -> tuple[Predictions, Predictions]:
 def read_recipe(folder: Path) -> Recipe:
     """Read the recipe of a run.
 
-    Those of earlier releases have `data.same_data`; ``run.json`` then knows how many examples were held out in addition to the
-    validation part, which is `data.meta` now.
+    Recipes of earlier releases have `data.same_data`; ``run.json`` then tells how many examples were held out besides the
+    validation part, which is now `data.meta`.
     """
     values = read_toml(folder / "recipe.toml")
     if is_finished(folder):
@@ -518,7 +518,7 @@ def _network(part: BackbonePart, inputs: InputShape, path: Path) -> nn.Module:
 
 
 def read_facts(folder: Path) -> dict[str, Any]:
-    """Return what ``run.json`` of a run says; empty where there is none."""
+    """Return the content of ``run.json``, or an empty dict if there is no such file."""
     file = folder / "run.json"
     try:
         return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
@@ -548,17 +548,17 @@ def _write_events(board: SummaryWriter, record: EpochRecord) -> None:
 
 
 def save_checkpoint(value: object, path: Path) -> None:
-    """Write ``value`` with `torch.save`, so that the file is either the old one or the whole new one."""
+    """Write ``value`` with `torch.save`; the file is always either the old one or the complete new one."""
     with atomic_writer(path) as handle:
         try:
             torch.save(value, handle)
         except RuntimeError as error:
-            # After a failed write `torch.save` complains of the archive that it then closes.
+            # After a failed write `torch.save` complains about closing its archive.
             raise error.__context__ if isinstance(error.__context__, OSError) else error from None
 
 
 def restore_state(state: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
-    """Copy saved values into the tensors of a run, which stay where they are: a captured step reads them there."""
+    """Copy saved values into the tensors of a run; a captured step reads these, so they stay where they are."""
     if odd := sorted(set(state) ^ set(saved)):
         raise ValueError(f"train: the checkpoint must fit the recipe, but they differ in {odd[0]!r} and {len(odd) - 1} more.")
     with torch.no_grad():
@@ -567,9 +567,9 @@ def restore_state(state: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> N
 
 
 def lock_folder(path: Path, *, where: str = "train") -> ExitStack:
-    """Take a folder for this process until what is returned is closed, or the process ends in whatever way.
+    """Lock a folder for this process, until the result is closed or the process ends.
 
-    Raises ``ValueError`` if another process has it. Where folders cannot be locked, nothing is held.
+    Raises ``ValueError`` if another process holds the lock. On systems that cannot lock folders nothing happens.
     """
     held = ExitStack()
     try:
@@ -584,12 +584,12 @@ def lock_folder(path: Path, *, where: str = "train") -> ExitStack:
         held.close()
         raise ValueError(f"{where}: {path} is being written by another process. Wait for it, or name another folder.") from None
     except OSError:
-        pass  # some network file systems know no locks
+        pass  # some network file systems have no locks
     return held
 
 
 def device_name(device: torch.device) -> str:
-    """Name of a GPU, or what the CPU calls itself."""
+    """Name of the GPU or CPU."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()
@@ -597,9 +597,9 @@ def device_name(device: torch.device) -> str:
 
 
 def package_commit(folder: Path | None = None) -> str | None:
-    """Commit of the git checkout that the package lies in, ``-dirty`` behind it where files differ; None outside of one."""
+    """Commit of the git checkout that contains the package, with ``-dirty`` if files differ; None outside of one."""
     git = ["git", "-C", str(folder or Path(__file__).parents[1])]
-    # An environment inside some other project's checkout is not a checkout of this package: its files must be tracked.
+    # An environment may lie in another project's checkout; in one of this package, its files are tracked.
     asked = ["ls-files", "--error-unmatch", "__init__.py"], ["describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
     try:
         found = [subprocess.run([*git, *words], capture_output=True, text=True, timeout=10, check=True) for words in asked]

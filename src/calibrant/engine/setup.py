@@ -1,8 +1,8 @@
 """Where and how a run computes, the network that it trains, and what moves the weights.
 
-Each process takes its slice of one global batch. What needs the whole batch (penalties, meta objectives) gathers logits, whose
-gradient is one's own slice; gradients are then summed. So the result is that of one process, whatever their number. Optimizer
-and averages change tensors of fixed address without a look at the host, so a captured step can hold them.
+Each process takes its slice of one global batch. What needs the whole batch (penalties, meta objectives) gathers the logits;
+each process gets the gradient of its own slice, and gradients are then summed. So any number of processes gives the result of
+one. Optimizer and averages change tensors in place and never wait for the host, so a captured step can include them.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ T = TypeVar("T")
 
 
 class Group(NamedTuple):
-    """The processes that train together; the default is a single one, for which every method is the identity.
+    """The processes that train together; by default a single one, for which every method is the identity.
 
-    The ``local_rank`` is that among the processes of a machine, and the GPU that this one takes.
+    ``local_rank`` counts the processes on one machine; each takes the GPU of that number.
     """
 
     rank: int = 0
@@ -45,11 +45,11 @@ class Group(NamedTuple):
 
     @property
     def processes(self) -> dist.ProcessGroup | None:
-        """The processes that share a look-ahead step; None for a single one."""
+        """The processes that share a look-ahead step; None for a single process."""
         return dist.group.WORLD if self.world_size > 1 else None
 
     def gather(self, tensor: Tensor) -> Tensor:
-        """Concatenate equal parts ``[B, ...]`` of all processes; the gradient of one's own part passes."""
+        """Concatenate equal parts ``[B, ...]`` of all processes; each gets the gradient of its own part."""
         return gather(tensor, self.processes)
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:
@@ -68,7 +68,7 @@ class Group(NamedTuple):
                 tensor /= self.world_size
 
     def by_first(self, make: Callable[[], T]) -> T:
-        """Return what ``make`` returns in the first process, which alone calls it; a fault it finds is raised in all."""
+        """Call ``make`` in the first process only, and return its result in all; if it raises, so do all."""
         if self.world_size == 1:
             return make()
         box: list[object] = [None, None]
@@ -91,7 +91,7 @@ ALONE_GROUP = Group()
 def joined_group(device: str) -> Iterator[Group]:
     """Join the other processes of a launcher such as ``torchrun``, and leave them afterwards.
 
-    A process group that is there already is used and left in place; without launcher and group there is one process.
+    If there is a process group, it is used and stays. Without launcher and group there is one process.
     """
     group = launched_group()
     if dist.is_available() and dist.is_initialized():
@@ -100,14 +100,14 @@ def joined_group(device: str) -> Iterator[Group]:
     if group.world_size == 1:
         yield ALONE_GROUP
         return
-    # NCCL sends from the current GPU, also what is no tensor; told of it, it connects now and not within the first step.
+    # NCCL sends from the current GPU, even what is not a tensor; given the device, it connects now and not in the first step.
     chosen = choose_hardware(device=device, precision="float32", group=group).device
     own = chosen if chosen.type == "cuda" else None
     with nullcontext() if own is None else torch.cuda.device(own):
         dist.init_process_group("gloo" if own is None else "nccl", rank=group.rank, world_size=group.world_size, device_id=own)
         try:
             yield group
-            # The first one writes last, and a launcher may end it when others leave. Where one has failed, it says why itself.
+            # The first one is last to write, and a launcher may end it when others leave. One that failed says why itself.
             with suppress(RuntimeError):
                 dist.barrier()
         finally:
@@ -115,7 +115,7 @@ def joined_group(device: str) -> Iterator[Group]:
 
 
 def launched_group() -> Group:
-    """What a launcher such as ``torchrun`` tells this process; without one it is alone."""
+    """Return what a launcher such as ``torchrun`` has told this process; without one it is alone."""
     usual = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0}
     return Group(*(int(os.environ.get(name) or value) for name, value in usual.items()))
 
@@ -142,7 +142,8 @@ class Hardware(NamedTuple):
     def active(self) -> Iterator[None]:
         """Make the run's GPU the current one, as captured graphs and NCCL need it.
 
-        In it cuDNN tries its algorithms out (6 to 8 % faster with ResNet-18 on an H200), unless PyTorch must be deterministic.
+        cuDNN then also tries out its algorithms (6 to 8 % faster with ResNet-18 on an H200), unless PyTorch must be
+        deterministic.
         """
         if self.device.type != "cuda":
             yield
@@ -166,16 +167,16 @@ def choose_hardware(
 
     Args:
         device: "auto" takes a CUDA device if there is one.
-        precision: "auto" is bf16 on a CUDA device that has it, float32 elsewhere.
-        compiled: "auto" compiles on CUDA where the run is long enough: compiling takes half a minute and makes a ResNet-18 step
-            about a fifth faster (0.5 ms of 2.8), so it pays from about 50,000 steps on. Not where several processes train
-            together: synchronised BatchNorm would break the network into as many pieces as it has layers.
-        graph: "auto" captures the step on CUDA, unless several processes talk to each other within it.
+        precision: "auto" is bf16 on a CUDA device that has it, else float32.
+        compiled: "auto" compiles on CUDA if the run is long: compiling takes half a minute and makes a ResNet-18 step about a
+            fifth faster (0.5 ms of 2.8), so it pays from about 50,000 steps on. Not if several processes train together:
+            synchronised BatchNorm would break the network into as many pieces as it has layers.
+        graph: "auto" captures the step on CUDA, unless several processes take part in it.
         steps: Steps of the whole run.
         group: Processes that train together; each takes the GPU of its local rank.
 
     Returns:
-        The choice; raises ``ValueError`` for a device that is not there, or that cannot do what is asked for.
+        The choice. Raises ``ValueError`` if there is no such device.
     """
     available = torch.cuda.is_available()
     try:
@@ -199,14 +200,14 @@ def choose_hardware(
 
 
 FeatureFunction = Callable[[Tensor], tuple[Tensor, Tensor]]
-# Under this prefix a file of weights holds the hyper-parameters that a method has learned.
+# A file of weights has the hyper-parameters that a method has learned under this prefix.
 HYPER = "hyper."
 
 
 class InputShape(NamedTuple):
     """What a network must know about its input and output; an `ImageSet` has the same attributes.
 
-    Runs of earlier releases do not know the ``mean`` and ``std`` by which their images were normalised.
+    Runs of earlier releases lack ``mean`` and ``std``, which normalise the images.
     """
 
     num_classes: int
@@ -219,7 +220,8 @@ class InputShape(NamedTuple):
 def feature_function(model: nn.Module) -> FeatureFunction:
     """Return a function that maps images to ``(features, logits)`` of ``model``.
 
-    A `Classifier` says what its features are; of any other network they are the input of its last linear layer, seen by a hook.
+    A `Classifier` has a method for its features; of any other network they are the input of the last linear layer, which a hook
+    sees.
     """
     if isinstance(model, Classifier):
 
@@ -245,9 +247,9 @@ def feature_function(model: nn.Module) -> FeatureFunction:
 
 
 def build_network(recipe: Recipe, data: ImageSet | InputShape, hardware: Hardware, *, uses_head: bool) -> nn.Module:
-    """Return the network of a recipe, ready to train on the hardware; what cannot be built or used raises one sentence.
+    """Return the network of a recipe, ready to train on the hardware; raise ``ValueError`` if it cannot be built or used.
 
-    ``uses_head``: the method looks ahead with the last layer.
+    ``uses_head`` says whether the method looks ahead with the last layer.
     """
     part = recipe.backbone
     model = build_backbone(part, data, seed=recipe.seed)
@@ -268,7 +270,7 @@ def build_network(recipe: Recipe, data: ImageSet | InputShape, hardware: Hardwar
 
 def build_backbone(part: BackbonePart, data: ImageSet | InputShape, *, seed: int) -> nn.Module:
     """Build the network for a set's classes, channels and size, initialised from ``seed`` alone."""
-    # Layers draw their weights from the global generator; it is forked so that the caller's own stream does not move.
+    # Layers draw their weights from the global generator; it is forked, so that the caller's numbers stay the same.
     with torch.random.fork_rng(devices=[]):
         if ":" in part.name:
             return _users_network(part.name, data.num_classes, seed=seed)
@@ -291,7 +293,7 @@ def _users_network(name: str, num_classes: int, *, seed: int) -> nn.Module:
 
 @contextmanager
 def _explained(must: str, name: str) -> Iterator[None]:
-    """Turn an error of the user's own code into one sentence; too little memory says nothing about the network."""
+    """Turn an error in the user's own code into one sentence; but running out of memory says nothing about the network."""
     try:
         yield
     except (MemoryError, torch.OutOfMemoryError):
@@ -306,10 +308,10 @@ def _explained(must: str, name: str) -> Iterator[None]:
 def check_network(
     model: nn.Module, data: ImageSet | InputShape, hardware: Hardware, *, name: str, uses_head: bool = False
 ) -> None:
-    """Raise ``ValueError`` unless a network maps images of a set to one logit a class, its last layer's where that is used.
+    """Raise ``ValueError`` unless a network maps images to one logit per class (those of its last layer, if ``uses_head``).
 
-    Two black images are passed through it in evaluation mode; parameters, statistics, random generators and each module's mode
-    stay as they were.
+    Two black images are passed through it in evaluation mode; parameters, statistics, random generators and the mode of each
+    module stay as they were.
     """
     images = torch.zeros(2, data.channels, *data.size, device=hardware.device, dtype=hardware.dtype)
     images = images.contiguous(memory_format=torch.channels_last)
@@ -330,15 +332,15 @@ def check_network(
         same = given.shape == logits.shape and bool((given - logits).abs().max() <= 0.01 * (1 + logits.abs().max()))
     if uses_head and not same:
         raise ValueError(
-            "train: `model` must return what its last `nn.Linear` gives, for methods that learn on held-out data look ahead "
-            f"with that layer, got something else from {name!r}. Return that layer's output, or choose another method."
+            "train: `model` must return the output of its last `nn.Linear`, because methods that learn on held-out data look "
+            f"ahead with that layer, got something else from {name!r}. Return its output, or choose another method."
         )
 
 
 def freeze(model: nn.Module, prefixes: Sequence[str]) -> None:
-    """Let no gradient into the parts of ``model`` named by ``prefixes``, and keep their BatchNorm in evaluation mode.
+    """Freeze some parts of ``model``: they get no gradient, and their BatchNorm stays in evaluation mode.
 
-    They are names of modules or parameters: "layer1" is all of ``layer1.*``.
+    ``prefixes`` are names of modules or parameters: "layer1" means all of ``layer1.*``.
     """
     parts: dict[str, Any] = {name: part for name, part in (*model.named_modules(), *model.named_parameters()) if name}
     for prefix in prefixes:
@@ -355,9 +357,9 @@ def save_weights(path: Path, weights: Mapping[str, Tensor], hyper: Mapping[str, 
     from safetensors.torch import save
 
     named = dict(weights) | {f"{HYPER}{name}": value for name, value in hyper.items()}
-    # Copies: safetensors refuses tensors that share memory, as those do that go by two names.
+    # Copies, because safetensors refuses tensors that share memory, such as one with two names.
     plain = {name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in named.items()}
-    # One entry: several would be written in a random order, and the files of equal runs would differ.
+    # Several entries would be written in a random order, and the files of equal runs would differ.
     write_file(path, save(plain, metadata={"calibrant": json.dumps(dict(notes), sort_keys=True)}))
 
 
@@ -379,11 +381,11 @@ def load_weights(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Tensor]
 
 
 def load_initial_weights(model: nn.Module, path: str | Path) -> None:
-    """Put weights of a safetensors file into ``model``; a head for another number of classes keeps its own, with a warning."""
+    """Load weights of a safetensors file into ``model``; a head for another number of classes is left out, with a warning."""
     found, head = load_weights(path)[0], find_head(model)[0]
     own = {name: value for name, value in model.state_dict().items() if name.startswith(f"{head}.")}
     if any(name in found and found[name].shape != value.shape for name, value in own.items()):
-        warnings.warn(f"the head of {path} is for other classes and not used; it starts from scratch.", stacklevel=2)
+        warnings.warn(f"the head in {path} is for a different number of classes; the head starts from scratch.", stacklevel=2)
         found |= own
     try:
         model.load_state_dict(found)
@@ -398,7 +400,7 @@ def build_optimizer(parameters: Iterable[Tensor], part: OptimPart) -> Optimizer:
     """Build SGD or AdamW with its state allocated.
 
     On CUDA the learning rate is a tensor and the update fused, so that one captured step serves every schedule. Momentum starts
-    as an explicit zero, which gives the same first step as none.
+    as a tensor of zeros, which gives the same first step as none.
     """
     values = [p for p in parameters if p.requires_grad]
     cuda = values[0].is_cuda
@@ -435,7 +437,7 @@ def learning_rate(part: OptimPart, epoch: int, *, epochs: int) -> float:
 
 
 def drops(part: OptimPart, epoch: int, *, epochs: int) -> bool:
-    """Whether a milestone of the learning rate is reached with this epoch.
+    """Whether the learning rate drops with this epoch.
 
     Example:
         >>> [epoch for epoch in range(350) if drops(OptimPart(), epoch, epochs=350)]
@@ -447,8 +449,8 @@ def drops(part: OptimPart, epoch: int, *, epochs: int) -> bool:
 def _milestones(part: OptimPart, epochs: int) -> Sequence[float]:
     if part.milestones_epochs is not None:
         return part.milestones_epochs
-    # The paper drops at 150 and 250 of 350 epochs; other lengths keep the proportions, but the first epoch has the rate that
-    # was asked for and no two drops come together.
+    # The paper drops at 150 and 250 of 350 epochs. Other lengths keep these proportions, but the first epoch always has the
+    # full rate, and two drops never coincide.
     first = max(1, round(epochs * 3 / 7))
     return first, max(first + 1, round(epochs * 5 / 7))
 
@@ -457,17 +459,17 @@ class WeightAverage:
     r"""Average of weights and BatchNorm statistics over steps.
 
     After the t-th step the average becomes :math:`\theta + k\,(\bar\theta - \theta)` with :math:`k = 1 - c/(t + c - 1)`, where
-    1/c is the ``share`` of the steps that it remembers: for 1 it is uniform, below it later steps weigh more. For an
-    exponential one k is at most the ``decay``, so that the weights which training began with are never in it.
+    1/c is the ``share`` of the steps that it remembers: 1 weighs all steps alike, less weighs later steps more. For an
+    exponential average k is at most ``decay``, and the weights that training began with are never part of it.
 
     Args:
-        model: The network, its parameters and buffers where they will stay.
-        decay: Most that k can be, in [0, 1), for an exponential average; None for others.
-        share: Part of the steps so far that is remembered, in (0, 1].
-        by_phase: Whether it begins anew with every drop of the learning rate, and needs new statistics of BatchNorm before
-            predictions are made (`applied` with ``keep``).
-        own_statistics: Whether those that BatchNorm learns are left out, to be learned from what passes through its network.
-            Averaged ones belong to the single networks, whose activations vary more than those of a far-reaching average.
+        model: The network; its parameters and buffers must stay where they are.
+        decay: Largest k, in [0, 1), for an exponential average; None for others.
+        share: Share of the steps so far that is remembered, in (0, 1].
+        by_phase: Whether it begins anew with every drop of the learning rate, and needs new BatchNorm statistics before it
+            predicts (`applied` with ``keep``).
+        own_statistics: Whether BatchNorm statistics are not averaged, but learned from what passes through its own network.
+            Averaged ones are those of the single networks, whose activations vary more than those of a long average.
 
     Reference:
         Polyak and Juditsky, SIAM J. Control Optim. 1992; over the tail of training, with new statistics, Izmailov et al., UAI
@@ -495,7 +497,7 @@ class WeightAverage:
         self._count = next(iter(self._values.values())).new_zeros(())
 
     def network(self, model: nn.Module) -> nn.Module:
-        """Return a copy of the network that has the averaged weights at any step, so that what steers training can look."""
+        """Return a copy of the network whose weights are the averaged ones at every step."""
         found = copy.deepcopy(model).requires_grad_(False)
         for name, value in found.state_dict(keep_vars=True).items():
             if name in self.means:
@@ -507,7 +509,7 @@ class WeightAverage:
         self._count.zero_()
 
     def kept(self) -> Tensor:
-        """Share of itself that the average keeps in the step to come, ``[]``."""
+        """Share of itself ``[]`` that the average keeps in the next step."""
         t = self._count + 1
         kept: Tensor = (t - 1) / (t + (self._ahead - 1))
         return kept.clamp(max=self._decay)
@@ -524,7 +526,7 @@ class WeightAverage:
 
     @contextmanager
     def applied(self, *, keep: bool = False) -> Iterator[None]:
-        """Let the network have the averaged weights for a while; ``keep`` takes over what becomes of them, as statistics do."""
+        """Give the network the averaged weights for a while; ``keep`` keeps what changes meanwhile, such as statistics."""
         means, values = list(self.means.values()), list(self._values.values())
         own = [value.clone(memory_format=torch.preserve_format) for value in values]
         torch._foreach_copy_(values, means)
@@ -541,10 +543,10 @@ class WeightAverage:
 
 
 def build_averages(model: nn.Module, train: TrainPart, *, steps: int, watched: bool) -> dict[str, WeightAverage]:
-    """Make the averages of a run: the one that predicts and, where it must be another, the one that meta batches go through.
+    """Make the averages of a run: the one that predicts and, if it must be another one, the one that meta batches pass through.
 
-    The longer an average's memory, the later it shows what gamma has done; what steers by it then swings. So by phase there
-    are two: "average" predicts, and meta batches, if they are to be ``watched``, go through "watch".
+    The longer the memory of an average, the later it shows what gamma has done, and what it steers then swings. So by phase
+    there are two: "average" predicts, and meta batches, if they are ``watched``, pass through "watch".
     """
     if train.average == "no":
         return {}
@@ -558,9 +560,9 @@ def build_averages(model: nn.Module, train: TrainPart, *, steps: int, watched: b
 
 
 def average_memory(train: TrainPart, steps: int) -> float:
-    """Steps that an exponential average remembers in a run of this length, even if none is kept.
+    """Steps that an exponential average remembers in a run of this length, even if the run keeps none.
 
-    Three epochs of CIFAR-10 are long enough to even the steps out; in a short run that would reach back to its beginning.
+    Three epochs of CIFAR-10 are enough to even out the steps; in a short run that would reach back to the beginning.
     """
     if train.average != "no" and train.average_decay is not None:
         return 1 / (1 - train.average_decay)

@@ -1,7 +1,7 @@
-"""`train`: a recipe in, a trained network and, where asked for, a run folder out.
+"""`train`: a recipe in, a trained network and, if wanted, a run folder out.
 
-First comes all that a run needs, with its step; then the loop over an epoch: step, evaluate, record. The same lines of a step
-run eagerly on any device and, captured once, as a CUDA graph; nothing in them waits for the device.
+First comes everything that a run needs, with its step; then the loop over an epoch: step, evaluate, record. A step runs the
+same lines eagerly on any device and, captured once, as a CUDA graph; nothing in it waits for the device.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ from calibrant.engine.setup import (
 )
 from calibrant.meta.step import gathering_norms, meta_mode, own_randomness, set_learning_rate
 
-# Called with every epoch's record.
+# Called with the record of every epoch.
 Report = Callable[[EpochRecord], None]
-# Called with the epoch, its steps done and all its steps.
+# Called with the epoch, how many of its steps are done, and how many it has.
 Tick = Callable[[int, int, int], None]
-# Examples that BatchNorm's statistics are computed anew from: then their error no longer shows in error and ECE.
+# Examples for new BatchNorm statistics: enough for their noise not to show in error and ECE.
 _STATISTICS_EXAMPLES = 2560
 
 
@@ -72,9 +72,9 @@ def divide(data: DataSet, recipe: Recipe) -> RunData:
 
 
 def divide_rows(n: int, recipe: Recipe) -> tuple[Tensor, Tensor, Tensor]:
-    """Return which of ``n`` images are for training, validation and meta steps; raises ``ValueError`` if there are too few.
+    """Return which of ``n`` images are for training, validation and meta steps; raise ``ValueError`` if there are too few.
 
-    The published protocol holds a tenth out for methods that learn; by default these learn on the validation part.
+    The published protocol holds out a tenth for methods that learn; by default these learn on the validation part.
     """
     part, apart = recipe.data, learns(recipe) and recipe.method.preset == "paper"
     val = n // 10 if part.val is None else part.val
@@ -83,7 +83,7 @@ def divide_rows(n: int, recipe: Recipe) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def augmented(train: ImageSet, part: DataPart) -> ImageSet:
-    """Return the training part with crops and mirroring as a recipe says; the set's own where it says nothing."""
+    """Return the training part with the crops and mirroring of a recipe, or those of the set if it has none."""
     if not part.augment:
         return replace(train, pad=0, flip=False)
     pad, flip = train.pad if part.pad is None else part.pad, train.flip if part.flip is None else part.flip
@@ -91,9 +91,9 @@ def augmented(train: ImageSet, part: DataPart) -> ImageSet:
 
 
 def fits_on_device(data: RunData, part: DataPart, *, device: torch.device) -> bool:
-    """Whether the images of a run are to lie on the device.
+    """Whether the images of a run are kept on the device.
 
-    They may take a third of the memory that is free, and a half with padding; the network and its activations need the rest.
+    They may take a third of the free memory, or a half with padding; the network and its activations need the rest.
     """
     if part.place != "auto" or device.type != "cuda":
         return part.place != "host"
@@ -105,20 +105,19 @@ def fits_on_device(data: RunData, part: DataPart, *, device: torch.device) -> bo
 class Assembly:
     """A run ready to start: everything that its steps read and change, and the steps themselves.
 
-    The ``fingerprint`` is that of the data before they were divided.
-
     Attributes:
-        forward: Images → (features, logits), compiled where that is asked for; ``eval_forward`` never is.
-        averages: Of the weights: "average" predicts, and meta batches go through "watch" where that is another one.
-        objective: What is minimised; it learns when an epoch begins and ends.
+        fingerprint: That of the data before they were divided.
+        forward: Images → (features, logits), compiled if the recipe says so; ``eval_forward`` never is.
+        averages: Averages of the weights: "average" predicts, and meta batches pass through "watch" if there is one.
+        objective: The plan of the method: what is minimised.
     """
 
     def __init__(self, recipe: Recipe, *, group: Group = ALONE_GROUP) -> None:
-        """Build everything that a recipe describes; ``ValueError`` or ``OSError`` with one sentence if something cannot be."""
+        """Build everything that a recipe describes; raise ``ValueError`` or ``OSError`` if something cannot be built."""
         self.recipe = recipe = resolved(recipe)
         check_recipe(recipe)
         train = recipe.train
-        # Wrong options are found before the data are read; then some plans need the size of the training part.
+        # This finds wrong options before the data are read; the second plan knows the size of the training part.
         make_plan(recipe)
         whole = load_data(recipe.data)
         self.data, self.fingerprint = divide(whole, recipe), fingerprint(whole)
@@ -134,7 +133,7 @@ class Assembly:
             self._prepare()
 
     def _prepare(self) -> None:
-        """Make batches, optimizer, averages and hyper-parameters, and capture the steps where the hardware says so."""
+        """Make batches, optimizer, averages and hyper-parameters, and capture the steps if the hardware does."""
         recipe, data, model, hardware, train = self.recipe, self.data, self.model, self.hardware, self.recipe.train
         resident = fits_on_device(data, recipe.data, device=hardware.device)
         self.batches = TrainBatches(data.train, hardware, batch_size=train.batch_size, seed=recipe.seed, resident=resident)
@@ -152,7 +151,7 @@ class Assembly:
         }
 
     def compiled(self, model: nn.Module) -> FeatureFunction:
-        """Images → (features, logits) of a network, compiled where that is asked for."""
+        """Images → (features, logits) of a network, compiled if the recipe says so."""
         plain = feature_function(model)
         return torch.compile(plain) if self.hardware.compiled else plain
 
@@ -174,14 +173,14 @@ class Assembly:
         self.loss_sum += loss.detach()
 
     def _follow_weights(self) -> None:
-        """Take the weights into every average; compiled, one kernel reads them once for all averages."""
+        """Add the weights to every average; compiled, a single kernel reads them for all averages."""
         for average in self.averages.values():
             average.update()
 
     def take(self, *, with_meta: bool) -> None:
-        """Take a step on the next batch, as captured where the hardware says so; with a meta step if the method has any.
+        """Take a step on the next batch, captured or not; with a meta step if ``with_meta`` and the method has any.
 
-        One is due every ``objective.every`` steps. Images that do not lie on the device are sent there before the step.
+        One is due every ``objective.every`` steps. Images that are not on the device are sent there first.
         """
         with_meta = with_meta and self.objective.has_meta
         self.batches.feed()
@@ -207,8 +206,8 @@ class Assembly:
 def capture_step(step: Callable[[], None], *, state: Sequence[Tensor]) -> Callable[[], None]:
     """Record ``step`` as a CUDA graph and return a function that replays it.
 
-    Capturing needs a few ordinary runs first (lazy initialisation, autotuning, compilation), which change the ``state``: it is
-    saved before and put back after.
+    Capturing needs a few ordinary runs first (lazy initialisation, autotuning, compilation). They change the ``state``, which
+    is saved before and put back afterwards.
     """
     saved = [tensor.detach().clone() for tensor in state]
     stream = torch.cuda.Stream()
@@ -228,10 +227,10 @@ def capture_step(step: Callable[[], None], *, state: Sequence[Tensor]) -> Callab
 
 
 def run_epoch(assembly: Assembly, epoch: int, *, started: float, tick: Tick | None = None) -> EpochRecord:
-    """Train for one epoch, evaluate if it is due, and return the epoch's line of history.
+    """Train for one epoch, evaluate if due, and return the record of the epoch.
 
-    ``started`` is when the run began (`time.monotonic`). Raises ``FloatingPointError`` if the loss, or what the network
-    predicts, is no longer finite.
+    ``started`` is when the run began (`time.monotonic`). Raises ``FloatingPointError`` if the loss or the predictions are no
+    longer finite.
     """
     objective, recipe, batches = assembly.objective, assembly.recipe, assembly.batches
     train, averages, group = recipe.train, assembly.averages.values(), assembly.hardware.group
@@ -250,16 +249,16 @@ def run_epoch(assembly: Assembly, epoch: int, *, started: float, tick: Tick | No
         except ValueError as error:
             if epoch == place == 0:
                 raise
-            # A loss may be the first to meet, and refuse, what an earlier step has made of the network.
+            # A loss may be the first to notice, and refuse, what an earlier step has done to the network.
             raise _diverged(f"training broke down in epoch {epoch + 1} ({str(error).rstrip('.')})", recipe) from error
         if tick is not None:
             tick(epoch, place + 1, steps)
-    if objective.has_meta:  # its loss is that of one's own examples
+    if objective.has_meta:  # its loss is that of this process's examples
         group.add_up([assembly.loss_sum])
     total = float(assembly.loss_sum)  # waits for the device: the epoch is over
     examples = steps * batches.batch_size
     speed = examples / (time.monotonic() - begun)
-    # Average what each process's BatchNorm has seen, where it was not synchronised: all must predict with one network.
+    # BatchNorm that was not synchronised has seen other images in each process; all must predict with one network.
     seen = [buffer for buffer in assembly.model.buffers() if buffer.is_floating_point()]
     group.average(seen + [mean for average in averages for mean in average.buffer_means])
     loss = total / (examples if train.reduction == "sum" else steps)
@@ -270,16 +269,17 @@ def run_epoch(assembly: Assembly, epoch: int, *, started: float, tick: Tick | No
 
 
 def _diverged(what: str, recipe: Recipe) -> FloatingPointError:
-    """Epochs in ``what`` are counted from 1, as wherever they are shown."""
+    """Return the error for a run that diverged; ``what`` counts epochs from 1, as all output does."""
     off = not recipe.train.clip_norm
     clip = "clip the gradient with `train.clip_norm`, which is 0 (off)" if off else "lower `train.clip_norm` too"
     return FloatingPointError(f"train: {what}. Lower `optim.lr`, or {clip}.")
 
 
 def _end_epoch(assembly: Assembly, epoch: int) -> dict[str, float]:
-    """End an epoch for the objective, and return its scores where an evaluation is due.
+    """End an epoch for the objective, and return its scores if an evaluation is due.
 
-    What the objective learns from the validation part it learns after every epoch: how often one evaluates changes no training.
+    If the objective learns from the validation part, it does so after every epoch: how often a run is evaluated does not
+    change the training.
     """
     model, objective, forward, val = assembly.model, assembly.objective, assembly.eval_forward, assembly.val
     train, average = assembly.recipe.train, assembly.averages.get("average")
@@ -307,7 +307,7 @@ def _end_epoch(assembly: Assembly, epoch: int) -> dict[str, float]:
 def validate(assembly: Assembly, epoch: int) -> Tensor:
     """Return the validation logits of the network as it is."""
     logits, _ = assembly.val.run(assembly.model, assembly.eval_forward)
-    # The last step may be the one that broke the network, and no loss shows that.
+    # The last step may have broken the network, which no loss would show.
     if not bool(torch.isfinite(logits.amax(1)).all()):
         raise _diverged(f"the logits are no longer finite after epoch {epoch + 1}", assembly.recipe)
     return logits
@@ -315,7 +315,7 @@ def validate(assembly: Assembly, epoch: int) -> Tensor:
 
 @torch.no_grad()
 def _pass_again(assembly: Assembly, epoch: int) -> None:
-    """Let the epoch's first batches pass once more, for BatchNorm's statistics alone."""
+    """Pass the first batches of the epoch through the network again, only for BatchNorm's statistics."""
     batches, objective = assembly.batches, assembly.objective
     steps = batches.begin_epoch(epoch, kept=objective.kept())
     with meta_mode(assembly.model, "gather"), assembly.hardware.autocast():
@@ -334,21 +334,21 @@ def train(
 ) -> Run:
     """Train a classifier by a recipe.
 
-    The run folder holds the resolved recipe, versions, the history of all epochs, TensorBoard events, the best epoch's weights,
-    validation and test predictions and what was measured of the latter. Every file is complete or absent at any moment, so a
-    run killed at any moment can go on. Under ``torchrun`` all processes call this function; the first one writes.
+    The run folder holds the resolved recipe, versions, the history of all epochs, TensorBoard events, the weights of the best
+    epoch, validation and test predictions, and scores of the latter. At any moment every file is complete or absent, so a run
+    that was killed can go on. Under ``torchrun`` all processes call this function; the first one writes.
 
     Args:
         recipe: What to run: a `Recipe`, nested plain data, or the path of a TOML file.
         out: Run folder; None writes nothing.
-        resume: Go on with the run in ``out`` if there is one; a finished one is read and returned (and evaluated under shift,
-            if that is asked for only now). Data named by a path must still be those that it was trained on.
-        report: Called with every epoch's record, in the first process.
-        tick: Called after every step with the epoch, its steps done and all its steps, in the first process.
+        resume: Continue the run in ``out`` if there is one. A finished one is read and returned (and evaluated under shift, if
+            that is new). Data named by a path must not have changed.
+        report: Called with the record of every epoch, in the first process.
+        tick: Called after every step with the epoch, how many of its steps are done, and how many it has; in the first process.
 
     Returns:
-        The run, its model at the best epoch. Raises ``ValueError`` or ``OSError`` with one sentence if the recipe cannot be
-        run or the folder not be written to.
+        The run, with the model of its best epoch. Raises ``ValueError`` or ``OSError`` if the recipe cannot be run or the
+        folder cannot be written to.
 
     Example:
         >>> parts = {"data": "mixture", "backbone": "mlp", "method": "ce"}
@@ -381,20 +381,20 @@ def _with_shift(run: Run, group: Group = ALONE_GROUP) -> Run:
 
 
 def _finished(recipe: Recipe, out: Path) -> Run:
-    """Read a finished run; what it was not asked for at the time is added to its folder."""
+    """Read a finished run; add the evaluation under shift to its folder if that is new."""
     run = load_run(out)
     check_same_data(read_facts(out), recipe.data, where=str(out))
     if recipe.data.shift and not run.shift:
-        # The recipe at hand says where the data lie and what to compute on; else the two are the same.
+        # This recipe says where the data are and where to compute; otherwise the two are the same.
         run = _with_shift(replace(run, recipe=recipe))
         save_shift(out, run.shift)
     return run
 
 
 def with_temperature(run: Run) -> Run:
-    """Return a run as that of its method with ``+ts``: predictions after temperature scaling, fitted on its validation part.
+    """Return the run of the same method with ``+ts``: with temperature scaling, fitted on the validation part.
 
-    Weights and history stay. It lies in no folder yet.
+    Weights and history stay the same. The new run has no folder yet.
     """
     from calibrant.calibrators import TemperatureScaling
 
@@ -408,9 +408,9 @@ def with_temperature(run: Run) -> Run:
 
 
 def scale_run(base: str | Path, *, out: str | Path, resume: bool = False) -> Run:
-    """Make the run of a method with ``+ts`` from the folder ``base`` of a finished run without, and write it to ``out``.
+    """Make the run of a method with ``+ts`` from the folder ``base`` of a finished run without it, and write it to ``out``.
 
-    ``resume`` reads and returns a finished run that is there.
+    With ``resume``, a finished run in ``out`` is read and returned.
     """
     found = load_run(base)
     scaled = with_temperature(found)
@@ -442,10 +442,10 @@ def _train(recipe: Recipe, group: Group, folder: RunFolder | None, *, report: Re
         folder.begin(assembly, history)
     saved = time.monotonic()
     started = saved - (history[-1].seconds or 0.0 if history else 0.0)
-    # The caller's global generators, which dropout draws from, stay as they were.
+    # The global generators, which dropout draws from, stay as the caller had them.
     with hardware.active(), own_randomness(hardware.device):
         for epoch in range(len(history), epochs):
-            # By epoch, so that the layers of a resumed run draw the same.
+            # Seeded by epoch, so that the layers of a resumed run draw the same numbers.
             torch.manual_seed(((recipe.seed * 1_000_003 + epoch) * 65_537 + group.rank) % 2**63)
             record = run_epoch(assembly, epoch, started=started, tick=tick if group.rank == 0 else None)
             history.append(record)
@@ -464,16 +464,16 @@ def _train(recipe: Recipe, group: Group, folder: RunFolder | None, *, report: Re
 
 
 def _choices(recipe: Recipe, *, n_val: int) -> dict[str, BestEpoch]:
-    """The best epoch of a run and, where asked for, that of other rules and weights, by name."""
+    """Return the choice of the best epoch and, with `train.alternatives`, by other rules and weights, by name."""
     train = recipe.train
     kinds = () if not train.alternatives else ("raw",) if train.average == "no" else ("raw", "averaged")
-    # The run's own comes last, so that the network ends with its weights.
+    # The run's own choice is last, so that the network ends up with its weights.
     rules = {f"{kind}-{rule}": rule for kind in kinds for rule in ("error", "error+nll")} | {"best": train.select}
     return {name: BestEpoch(rule, n_val=n_val, within=train.select_within) for name, rule in rules.items()}
 
 
 def _offer(assembly: Assembly, record: EpochRecord, choices: Mapping[str, BestEpoch]) -> None:
-    """Offer an epoch to every choice; those that keep it share a copy of its weights."""
+    """Offer an epoch to every choice; those that keep it share one copy of its weights."""
     raw, average = record, assembly.averages.get("average")
     if len(choices) > 1 and average is not None and record.val_error is not None:
         scores = epoch_scores(validate(assembly, record.epoch), assembly.val.labels)
@@ -489,7 +489,7 @@ def _offer(assembly: Assembly, record: EpochRecord, choices: Mapping[str, BestEp
 
 
 def _weights(assembly: Assembly, *, averaged: bool = False) -> dict[str, Tensor]:
-    """What a best epoch keeps: the network, or the average of its weights, and the hyper-parameters that belong to it."""
+    """Return what is kept of a best epoch: the network, or the average of its weights, and its hyper-parameters."""
     state, average = assembly.state(), assembly.averages.get("average")
     found = {name: value for name, value in state.items() if name.startswith(("model.", "objective.hyper."))}
     if averaged and average is not None:
@@ -524,12 +524,12 @@ def evaluate_shift(run: Run, *, group: Group = ALONE_GROUP) -> dict[str, Scores]
     """Measure a finished run on the test set corrupted in every way, at every severity.
 
     Args:
-        run: A finished run, for instance ``load_run(folder)``. Its recipe says where the data lie and where to compute.
+        run: A finished run, for instance ``load_run(folder)``. Its recipe says where the data are and where to compute.
         group: Processes that share the work.
 
     Returns:
-        ``"gaussian_noise-1"`` … ``"contrast-5"`` → what `calibrant.measure` says of the predictions, after temperature scaling
-        where the run has it. Raises ``ValueError`` if the test labels are no longer those of the run.
+        ``"gaussian_noise-1"`` … ``"contrast-5"`` → scores of the predictions, after temperature scaling if the run has it.
+        Raises ``ValueError`` if the test labels are no longer those of the run.
 
     Example:
         >>> parts = {"data": "mixture", "backbone": "mlp", "method": "ce"}

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from calibrant.data.image_set import ImageSet
-from calibrant.engine.batches import MetaBatches, TrainBatches
+from calibrant.engine.batches import HeldOutBatches, TrainBatches
 from calibrant.engine.setup import Group, choose_hardware
 
 CPU = choose_hardware(device="cpu")
@@ -53,7 +53,7 @@ def test_train_batches_impossible_size_is_refused():
 
 
 def test_meta_batches_are_full_and_redrawn_without_replacement():
-    batches = MetaBatches(numbered(20), CPU, batch_size=8, steps_per_epoch=5, seed=0)
+    batches = HeldOutBatches(numbered(20), CPU, batch_size=8, steps_per_epoch=5, seed=0)
     seen = [batches.next().examples for _ in range(5)]
     assert all(len(set(s.tolist())) == 8 for s in seen)
     # Two batches fill one permutation of twenty; the remainder of four is never handed out as a batch.
@@ -65,7 +65,7 @@ def test_meta_batches_are_full_and_redrawn_without_replacement():
 
 
 def test_meta_batches_of_two_processes_share_one_global_batch_of_equal_parts():
-    halves = [MetaBatches(numbered(7), own, batch_size=1024, steps_per_epoch=2, seed=0) for own in RANKS]
+    halves = [HeldOutBatches(numbered(7), own, batch_size=1024, steps_per_epoch=2, seed=0) for own in RANKS]
     assert [half.batch_size for half in halves] == [6, 6]
     for _ in range(2):
         parts = [half.next().examples.tolist() for half in halves]

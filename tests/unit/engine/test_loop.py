@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from calibrant.engine.batches import Batch
+from calibrant.engine.batches import ImageBatch
 from calibrant.engine.methods import MixupPlan, resolved
 from calibrant.engine.recipe import Recipe, override
 from calibrant.engine.run import save_checkpoint
@@ -136,7 +136,7 @@ def test_mixup_weighs_images_and_labels_alike():
     for step in range(3):
         # Every image is the one-hot code of its label: the mixed one is then the target of the mixed example.
         images = F.one_hot(labels, 3).double().view(6, 3, 1, 1)
-        batch = Batch(images, labels, torch.arange(6), torch.tensor(step))
+        batch = ImageBatch(images, labels, torch.arange(6), torch.tensor(step))
         target = objective.inputs(batch).flatten(1)
         assert not target.equal(images.flatten(1))
         logits = torch.randn(6, 3, dtype=torch.float64, generator=g)

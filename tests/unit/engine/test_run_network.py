@@ -123,7 +123,7 @@ def test_assemble_users_network_that_cannot_be_is_one_sentence(name: str, words:
 @pytest.mark.parametrize("name", ["users_nets:Scaled", "users_nets:Cut"])
 def test_assemble_logits_that_are_not_the_last_layers_are_refused_where_that_layer_looks_ahead(name: str) -> None:
     chosen = SETTINGS | {"backbone.name": name}
-    with pytest.raises(ValueError, match=f"`model` must return what its last `nn.Linear` gives.*{name}"):
+    with pytest.raises(ValueError, match=f"`model` must return the output of its last `nn.Linear`.*{name}"):
         Assembly(override(Recipe(), chosen | {"method.name": "flgamma-sece"}))
     Assembly(override(Recipe(), chosen | {"method.name": "ce"}))
 
@@ -179,7 +179,7 @@ def test_load_initial_weights_other_head_keeps_the_new_one(tmp_path):
     old, new = net(5), net(3)
     save_weights(tmp_path / "w.safetensors", old.state_dict(), {}, notes={})
     before = new[3].weight.clone()
-    with pytest.warns(UserWarning, match="is for other classes and not used"):
+    with pytest.warns(UserWarning, match="is for a different number of classes"):
         load_initial_weights(new, tmp_path / "w.safetensors")
     assert new[0].weight.equal(old[0].weight)
     assert new[3].weight.equal(before)

@@ -82,7 +82,7 @@ def test_load_data_brings_pictures_of_a_folder_to_the_recipes_size(tmp_path):
             Image.new("RGB", (12, 10), (number, 0, 0)).save(tmp_path / name / f"{number}.png")
     assert load_data(DataPart(name=str(tmp_path))).train.size == (10, 12)
     assert load_data(DataPart(name=str(tmp_path), size=8)).train.size == (8, 8)
-    with pytest.raises(ValueError, match="`data.size` must be left out for mixture; only pictures of a folder are resized"):
+    with pytest.raises(ValueError, match="`data.size` must be left out for mixture; only images in a folder are resized"):
         load_data(DataPart(name="mixture", size=8))
 
 
