@@ -119,11 +119,11 @@ def test_paired_table_judges_only_what_is_clear_and_leaves_out_intervals_first()
     }
     lines = [line for line in lines_of(paired_table(tests, width=80), width=80) if line]
     assert "95% interval" in lines[0]
-    assert [line.split()[-1] for line in lines[2:]] == ["worse", "same", "better", "unclear", "sure"]
+    assert [line.split()[-1] for line in lines[2:]] == ["worse", "same", "better", "unclear", "lower"]
     narrow = [line for line in lines_of(paired_table(tests, width=60), width=60) if line]
     assert "95% interval" not in narrow[0]
     assert narrow.pop() == "not shown for want of room: 95% interval"
-    assert [line.split()[-1] for line in narrow[2:]] == ["worse", "same", "better", "unclear", "sure"]
+    assert [line.split()[-1] for line in narrow[2:]] == ["worse", "same", "better", "unclear", "lower"]
 
 
 def test_pages_have_verdicts_bins_classes_groups_and_tests() -> None:
