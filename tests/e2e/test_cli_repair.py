@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from pathlib import Path
 
@@ -67,13 +68,15 @@ def test_repair_prints_before_after_and_the_test(capsys: pytest.CaptureFixture[s
     assert "The repair brings the ECE to " in text
 
 
-def test_repair_auto_ranks_methods(
+def test_repair_auto_ranks_methods_and_says_how_long_it_will_take(
     capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few = {name: CALIBRATORS[name] for name in ("temperature", "platt", "histogram", "attended_temperature")}
     monkeypatch.setattr("calibrant.calibrators.auto.candidates", lambda: few)
+    monkeypatch.setattr("calibrant.cli.repair._SILENT_SECONDS", -1.0)
     code, text, err = repair(capsys, folder, tmp_path / "r.npz")
     assert code == 0, err
+    assert re.search("trying platt, part 1 of 5, at most about [0-9]+ s left", err)
     assert "attended_temperature is not used: " in text
     assert "temperature is best: it lowers the held-out negative log-likelihood" in " ".join(text.split())
     assert "doing nothing" in text

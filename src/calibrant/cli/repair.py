@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -39,6 +40,9 @@ from calibrant.metrics.measure import measure
 from calibrant.metrics.verdict import tell_effect, write_estimate, write_value
 from calibrant.report.page import Examined, Repair, Tried, give_runs_verdict, give_verdict, render_page
 from calibrant.report.rows import columns_of
+
+# Between two lines about progress where standard error is no terminal.
+_SILENT_SECONDS = 10.0
 
 
 def repair_file(
@@ -107,10 +111,23 @@ def fit_and_measure(
     method: str, fit_data: Predictions, given: Predictions, request: Request, *, floor: float | None = None
 ) -> Repaired:
     """Fit ``method``, apply it, and measure before and after, with progress on standard error."""
-    calibrator = CALIBRATORS[method]()
-    with Terminal(stderr=True).status("fitting") as status:
+    calibrator, terminal = CALIBRATORS[method](), Terminal(stderr=True)
+    start = told = time.monotonic()
+
+    def tell(name: str, part: int, parts: int) -> None:
+        nonlocal told
+        now, tried = time.monotonic(), [*calibrator.candidates_]
+        done = part - 1 + tried.index(name) / len(tried)
+        left = f", at most about {(now - start) * (parts - done) / done:.0f} s left" if done else ""
+        text = f"trying {name}, part {part} of {parts}{left}"
+        status.update(text)
+        if not terminal.is_terminal and now - told > _SILENT_SECONDS:
+            say(text, error=True)
+            told = now
+
+    with terminal.status("fitting") as status:
         if isinstance(calibrator, AutoCalibrator):
-            calibrator.on_progress(lambda name, part, parts: status.update(f"trying {name}, part {part} of {parts}"))
+            calibrator.on_progress(tell)
         calibrator.fit(fit_data, floor=floor)
         status.update("measuring before and after")
         return measure_repair(calibrator, given, slice_by=request.slice_by, **request.bootstrap)
