@@ -77,8 +77,8 @@ def test_if_calibrated_with_very_uneven_weights_rejects_about_as_often_as_withou
         labels = (generator.random(400) > probs[:, 0]).astype(int)
         given = Predictions(probs=probs, labels=labels, weights=generator.lognormal(0, 2, 400))
         hits += if_calibrated(given, n_resamples=100, seed=seed).p_value <= 0.1
-    # 15 are expected, with a standard deviation of 3.7.
-    assert 6 <= hits <= 25
+    # 15 are expected, with a standard deviation of 3.7; by the share of each level in that number, 25 were.
+    assert 6 <= hits <= 22
 
 
 def test_compare_with_null_counts_equal_values_and_adds_one() -> None:
