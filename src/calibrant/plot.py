@@ -130,8 +130,9 @@ def scores_html(scores: Scores) -> str:
     from matplotlib.figure import Figure
 
     found = [(metric.label, *write_estimate(scores[key], metric)) for key, metric, _ in table_rows(scores)]
-    cells = "".join(f"<tr><th>{escape(name)}</th><td>{value}</td><td>{interval}</td></tr>" for name, value, interval in found)
-    table = f"<table><tr><th></th><th>value</th><th>95% interval</th></tr>{cells}</table>"
+    table = _html_table(f"{scores.n:,} examples", ("value", "95% interval"), found)
+    parts = [(name, f"{n:,g}", f"{error:.2%}", f"{ece:.2%}") for name, (n, error, ece) in scores.parts().items()]
+    more = f"<details><summary>Classes and slices</summary>{_html_table('', ('examples', 'error', 'ECE'), parts)}</details>"
     picture = ""
     if len(scores.bins.count):
         figure, buffer = Figure(figsize=(3.6, 3.6), layout="constrained"), io.BytesIO()
@@ -139,9 +140,14 @@ def scores_html(scores: Scores) -> str:
         figure.savefig(buffer, format="png", dpi=110)
         content = base64.b64encode(buffer.getvalue()).decode()
         picture = f'<img alt="Reliability diagram" src="data:image/png;base64,{content}">'
-    return (
-        f"<p>{escape(verdict(scores))}</p><div style='display: flex; gap: 1.5em'><div>{table}</div><div>{picture}</div></div>"
-    )
+    sides = f"<div style='display: flex; gap: 1.5em'><div>{table}</div><div>{picture}</div></div>"
+    return f"<p>{escape(verdict(scores))}</p>{sides}{more if parts else ''}"
+
+
+def _html_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The first entry of a row is its name."""
+    lines = [f"<th>{escape(name)}</th><td>{'</td><td>'.join(cells)}</td>" for name, *cells in [("", *columns), *rows]]
+    return f"<table><caption>{title}</caption><tr>{'</tr><tr>'.join(lines)}</tr></table>"
 
 
 def _axes(ax: Axes | None) -> Axes:
@@ -184,5 +190,5 @@ def _draw_curves(panels: Sequence[ReliabilityPanel], ax: Axes | None, **names: s
 
 def _finish(ax: Axes, **names: Any) -> Axes:
     ax.set(**names)
-    ax.legend(loc="upper left", frameon=False, fontsize="small")
+    ax.legend(loc="upper left", framealpha=0.8, edgecolor="none", fontsize="small")
     return ax

@@ -112,6 +112,9 @@ def test_scores_show_themselves_as_a_table_with_a_diagram_a_plot_and_a_frame() -
     assert re.search(r"<th>[^<]*ECE[^<]*</th><td>\d", shown)
     assert 'src="data:image/png;base64,' in shown
     assert len(shown) < 100_000
+    assert "<details>" not in shown
+    parted = measure(TEST.replace(columns={"day": ["<b>", "tu"] * (len(TEST) // 2)}), slice_by="day", n_resamples=100)
+    assert "slice &lt;b&gt;" in parted._repr_html_()
     assert scores.plot().get_title().startswith("ECE")
     frame = scores.to_frame()
     assert frame.loc["ece"].tolist() == list(scores["ece"])

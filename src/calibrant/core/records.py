@@ -631,12 +631,17 @@ class Scores:
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"Scores.from_dict: `data` must be what `calibrant measure --json` writes, but {error}.") from None
 
+    def parts(self) -> dict[str, tuple[float, float, float]]:
+        """Return the number of examples, error rate and ECE of every class and slice that was measured."""
+        classes = {f"class {entry.name}": (entry.count, entry.error, entry.ece) for entry in self.classes}
+        slices = {f"slice {name}": (part.n, part["error"].value, part["ece"].value) for name, part in self.slices.items()}
+        return classes | slices
+
     def __str__(self) -> str:
         null = self.ece_if_calibrated
         said = f"ece {null.mean:.4f} (95th percentile {null.p95:.4f}); p = {null.p_value:.3g}"
-        classes = {f"class {entry.name}": (entry.count, entry.error, entry.ece) for entry in self.classes}
-        slices = {f"slice {name}": (part.n, part["error"].value, part["ece"].value) for name, part in self.slices.items()}
-        wide = max(map(len, (*self.metrics, *classes, *slices)))
+        parts = self.parts()
+        wide = max(map(len, (*self.metrics, *parts)))
         return "\n".join(
             [
                 f"{self.n} examples, {self.num_classes} classes, {self.n_bins} bins",
@@ -644,7 +649,7 @@ class Scores:
                 f"  a calibrated model would show {said}",
                 *(
                     f"  {name:<{wide}}  {count:g} examples, error {error:.4f}, ece {ece:.4f}"
-                    for name, (count, error, ece) in (classes | slices).items()
+                    for name, (count, error, ece) in parts.items()
                 ),
             ]
         )

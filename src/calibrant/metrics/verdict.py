@@ -228,7 +228,7 @@ def draw_reliability(
     draw_counts(below, bins, most=float(bins.count.max()))
     ax.set(ylabel="observed" if probability else "accuracy", title=title)
     ax.tick_params(labelbottom=False)
-    ax.legend(loc="upper left", frameon=False, fontsize="small")
+    ax.legend(loc="upper left", framealpha=0.8, edgecolor="none", fontsize="small")
     below.set(xlabel=probability or "confidence", ylabel="count")
     return ax.get_figure(), ax
 
