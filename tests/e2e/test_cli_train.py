@@ -3,6 +3,7 @@
 import json
 import re
 from functools import partial
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -53,7 +54,7 @@ def test_cli_train_writes_a_run_and_says_what_came_of_it(tmp_path, capsys):
     assert lines[3].startswith(f"written to {tmp_path / 'r'}")
 
 
-def test_cli_predict_gives_what_the_run_predicted_itself(tmp_path, capsys):
+def test_cli_predict_gives_what_the_run_predicted_itself(tmp_path, capsys, monkeypatch):
     run = train(tiny(method__name="ce+ts"), out=tmp_path / "r")
     images = load_data(run.recipe.data).test.images[:30]
     np.savez(tmp_path / "new.npz", images=images.numpy())
@@ -66,6 +67,11 @@ def test_cli_predict_gives_what_the_run_predicted_itself(tmp_path, capsys):
     with np.load(tmp_path / "same.npz") as saved:
         assert np.array_equal(saved["logits"], run.test.logits[:30].numpy())
         assert saved["image"].tolist() == [str(number) for number in range(30)]
+    # As `calibrant predict ... | head` closes the pipe.
+    monkeypatch.setattr(command.Terminal, "print", Mock(side_effect=BrokenPipeError))
+    with pytest.raises(BrokenPipeError):
+        command.predict_images(tmp_path / "r", tmp_path / "new.npz", out=tmp_path / "piped.csv", device="cpu")
+    assert (tmp_path / "piped.csv").read_bytes() == (tmp_path / "new.csv").read_bytes()
     # Runs of earlier releases do not know how they normalised.
     facts = json.loads((tmp_path / "r" / "run.json").read_text())
     del facts["inputs"]["mean"], facts["inputs"]["std"]

@@ -158,6 +158,8 @@ def predict_images(run: Path, images: Path, *, out: Path | None, device: str) ->
     trained = load_run(run)
     find_own_networks(trained.recipe)
     logits, names = trained.predict_named(images, device=device)
+    if out is not None:  # before anything is printed: a pipe to `head` may close
+        save_logits(logits, out, class_names=trained.test.class_names, columns={"image": names})
     probs, classes = logits.double().softmax(1).max(1)
     known = trained.test.class_names or [str(number) for number in range(logits.shape[1])]
     console = Terminal()
@@ -166,7 +168,6 @@ def predict_images(run: Path, images: Path, *, out: Path | None, device: str) ->
     if len(rows) > _SHOWN:
         say(f"and {len(rows) - _SHOWN:,} more" + ("" if out is not None else "; --out writes all of them"))
     if out is not None:
-        save_logits(logits, out, class_names=trained.test.class_names, columns={"image": names})
         say(f"written to {out}")
 
 
