@@ -125,15 +125,7 @@ class Tracker(ABC):
 
 
 class MLflowTracker(Tracker):
-    """Sends to the active run of MLflow, which makes one where there is none.
-
-    Example::
-
-        with mlflow.start_run():
-            tracker = MLflowTracker()
-            run = calibrant.train(recipe, report=tracker.log_epoch)
-            tracker.log_scores(calibrant.measure(run.test), prefix="test_")
-    """
+    """Sends to the active run of MLflow, which makes one where there is none."""
 
     def __init__(self) -> None:
         import mlflow
