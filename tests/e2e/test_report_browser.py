@@ -19,13 +19,13 @@ from browser import (
     sync_api,
 )
 from calibrant import Predictions, measure
-from calibrant.calibrators import CALIBRATORS
+from calibrant.calibrators import CALIBRATORS, AutoCalibrator, Repaired, TemperatureScaling
+from calibrant.calibrators.auto import Ranked
 from calibrant.core.binning import summarize
-from calibrant.core.records import Estimate
 from calibrant.data.synthetic import synthetic_predictions
 from calibrant.metrics import expected_calibration_error, maximum_calibration_error, reliability_bins
 from calibrant.metrics.paired import paired_test
-from calibrant.report.page import STOPS, Examined, Repair, Tried, render_page
+from calibrant.report.page import STOPS, Examined, Repair, render_page
 from made_up_page_runs import made_runs
 
 pytestmark = needs_chromium
@@ -54,14 +54,15 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page with everything in it."""
     test, after = before(), repaired_by("temperature")
     examined = Examined(test, measure(test, n_resamples=100, file="test.npz"))
-    later = Examined(after, measure(after, n_resamples=100))
-    tried = tuple(
-        Tried(name, 0.5, Estimate(0.1, 0.0, 0.2), measure(repaired_by(name), n_resamples=100), True)
-        for name in ("temperature", "histogram")
-    )
-    tried += (Tried("none", 0.9, None, examined.scores, True),)
+    auto = AutoCalibrator()
+    auto.best_ = TemperatureScaling()
+    auto.best_.temperature_, auto.advice_ = 2.2, "it is best."
+    gain = (0.5, 0.1, 0.0, 0.2)
+    auto.ranking_ = (Ranked("temperature", *gain, note="chosen"), Ranked("histogram", *gain), Ranked("none", 0.9))
     paired = paired_test(test, after, n_resamples=100)
-    repaired = Repair("temperature", "temperature scaling", later, paired, 900, "val.npz", 2.2, "it is best.", tried)
+    done = Repaired(auto, after, examined.scores, measure(after, n_resamples=100), paired)
+    tried = {name: measure(repaired_by(name), n_resamples=100) for name in ("temperature", "histogram")}
+    repaired = Repair(done, 900, "val.npz", tried | {"none": examined.scores})
     file = tmp_path_factory.mktemp("page") / "report.html"
     file.write_text(render_page(examined, repaired=repaired, entries=made_runs(), n_resamples=100), encoding="utf-8")
     return file

@@ -34,7 +34,7 @@ from calibrant.calibrators.base import (
     option,
 )
 from calibrant.core.checks import FitError, check_choice, check_count, lookup
-from calibrant.core.records import Paired, Predictions, Scores, without_nan
+from calibrant.core.records import Estimate, Paired, Predictions, Scores, without_nan
 from calibrant.metrics.measure import measure
 from calibrant.metrics.paired import paired_test
 
@@ -82,6 +82,11 @@ class Ranked(NamedTuple):
     p_value: float = math.nan
     failure: str | None = None
     note: str = ""
+
+    @property
+    def change(self) -> Estimate:
+        """Its own mean score minus that of doing nothing, with the interval."""
+        return Estimate(-self.gain, -self.gain_high, -self.gain_low)
 
 
 def gains_of(log_probs: Tensor, idle: Tensor, labels: Tensor, score: Callable[[Tensor], Tensor]) -> Tensor:

@@ -21,14 +21,13 @@ from calibrant.calibrators import (
     Calibrator,
     Identity,
     Repaired,
-    name_of,
 )
 from calibrant.calibrators.auto import measure_repair
 from calibrant.calibrators.base import check_same_classes
 from calibrant.cli.measure import Request, predictions_in, say_json, show_parts, show_side_by_side
 from calibrant.cli.terminal import Row, Terminal, check_destination, fit_table, progress_bar, say, show_heading, show_prose
 from calibrant.core.checks import FitError
-from calibrant.core.records import Estimate, Predictions, refuse_test_split
+from calibrant.core.records import Predictions, Scores, refuse_test_split
 from calibrant.decisions import promise_table
 from calibrant.grid.collect import catalogue_order, check_same_labels, load_entries, once
 from calibrant.grid.tables import compare_table
@@ -38,7 +37,7 @@ from calibrant.io.predictions import FORMATS
 from calibrant.metrics import METRICS
 from calibrant.metrics.measure import measure
 from calibrant.metrics.verdict import tell_effect, write_estimate, write_value
-from calibrant.report.page import Examined, Repair, Tried, give_runs_verdict, give_verdict, render_page
+from calibrant.report.page import Examined, Repair, give_runs_verdict, give_verdict, render_page
 from calibrant.report.rows import columns_of
 
 # Between two lines about progress where standard error is no terminal.
@@ -163,8 +162,7 @@ def ranking_table(auto: AutoCalibrator, *, width: int) -> Table:
     for entry in auto.ranking_:
         name = Identity.label if entry.name == "none" else entry.name
         style = "dim" if entry.failure else "bold green" if entry.note == "chosen" else ""
-        change = Estimate(-entry.gain, -entry.gain_high, -entry.gain_low)
-        told = ("", "") if entry.name == "none" or entry.failure else write_estimate(change, METRICS["nll"], signed=True)
+        told = ("", "") if entry.name == "none" or entry.failure else write_estimate(entry.change, METRICS["nll"], signed=True)
         cells = (name, write_value(entry.score, ""), *told, entry.note)
         rows.append([Text(cell, style=style) for cell in cells])
     headers = ("Method", f"Held-out {auto.scoring.upper()}", "Change", "95% interval", "")
@@ -259,41 +257,31 @@ def _repair(fit: Path, file: Path, method: str, request: Request) -> tuple[Exami
         done = fit_and_measure(method, fit_data, given, request)
     # The page need not name the function that warned.
     doubts = [str(w.message).partition(": ")[2] for w in caught if issubclass(w.category, CalibrationWarning)]
-    auto = done.calibrator if isinstance(done.calibrator, AutoCalibrator) else None
     return Examined(given, replace(done.before, file=str(file))), Repair(
-        name=name_of(done.fitted),
-        label=done.fitted.label,
-        after=Examined(done.predictions, done.after),
-        paired=done.paired,
+        done,
         n_fit=len(fit_data),
         fit_file=fit.name,
-        temperature=float(getattr(done.fitted, "temperature_", 1.0)) if done.fitted.learned == ("temperature",) else None,
-        advice="" if auto is None else auto.advice_,
-        candidates=() if auto is None else _try_all(auto, fit_data, given, done, request),
+        tried=_try_all(done, fit_data, given, request),
         doubts=tuple(doubt[:1].upper() + doubt[1:] for doubt in doubts),
         # Nothing can be guaranteed of examples that do not count alike.
         promises=promise_table(fit_data, given) if fit_data.weights is None else (),
     )
 
 
-def _try_all(
-    auto: AutoCalibrator, fit_data: Predictions, given: Predictions, done: Repaired, request: Request
-) -> tuple[Tried, ...]:
-    """Fit every method on all fit data and measure what it does to the test data."""
-    known = {"none": done.before, auto.best_name_: done.after}
-    found = []
+def _try_all(done: Repaired, fit_data: Predictions, given: Predictions, request: Request) -> dict[str, Scores | str]:
+    """Fit every method of a ranking on all fit data, and return what it scores on the test data, or why it fails."""
+    auto = done.calibrator
+    if not isinstance(auto, AutoCalibrator):
+        return {}
+    found: dict[str, Scores | str] = {"none": done.before, auto.best_name_: done.after}
+    left = [name for name in auto.candidates_ if name not in found]
     # The chosen one has warned already; what the others would warn of is of no use.
     quiet = warnings.catch_warnings(action="ignore", category=CalibrationWarning)
-    with quiet, progress_bar("measuring every calibrator", len(auto.ranking_)) as advance:
-        for entry in auto.ranking_:
-            scores, failure, calibrator = known.get(entry.name), entry.failure, auto.candidates_.get(entry.name)
-            if scores is None and calibrator is not None:
-                try:
-                    scores = measure(calibrator.fit(fit_data).apply(given), **request.bootstrap)
-                except FitError as error:
-                    failure = str(error)
-            change = None if failure else Estimate(-entry.gain, -entry.gain_high, -entry.gain_low)
-            keeps = entry.name == "none" or (calibrator is not None and calibrator.preserves_accuracy)
-            found.append(Tried(entry.name, entry.score, change, scores, keeps, failure))
+    with quiet, progress_bar("measuring every calibrator", len(left)) as advance:
+        for name in left:
+            try:
+                found[name] = measure(auto.candidates_[name].fit(fit_data).apply(given), **request.bootstrap)
+            except FitError as error:
+                found[name] = str(error)
             advance(1)
-    return tuple(found)
+    return found

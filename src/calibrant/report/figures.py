@@ -121,13 +121,8 @@ def prepare_curves(rows: Sequence[Row]) -> list[Line]:
 def prepare_robustness(rows: Sequence[Row], *, n_bins: Sequence[int] = BIN_COUNTS) -> list[Line]:
     """Take the binned errors of every run from its record, or else from its test predictions.
 
-    Args:
-        rows: Rows of one data set.
-        n_bins: Numbers of bins, for runs whose record has none.
-
-    Returns:
-        Lines of all rows that have any: ``ece`` and ``mce``, and ``ece_if_calibrated`` and ``mce_if_calibrated``, which a
-        calibrated model with the same confidences would show on average. Records of older versions lack the last two.
+    Lines are ``ece`` and ``mce``, and ``ece_if_calibrated`` and ``mce_if_calibrated``, which a calibrated model with the same
+    confidences would show on average. Records of older versions lack the last two.
     """
 
     def curves_of(run: Entry) -> Mapping[str, Curve]:
@@ -156,20 +151,10 @@ def prepare_gamma_epochs(rows: Sequence[Row]) -> list[Line]:
 def draw_lines(lines: Sequence[Line], *, keys: Sequence[str], title: str | None = None, legend: bool = True) -> Figure:
     """Draw panels of lines side by side, means over seeds with bands of one standard deviation.
 
-    The band of gamma is its spread over examples: narrow where all share one gamma. Axes are logarithmic but for those of MCE
-    and gamma. Over epochs dotted lines show where the learning rate halves or drops further. Over numbers of bins, of which
-    more hold fewer examples each, chance alone makes the errors of any model grow: the thin grey line is what it makes of a
+    The band of gamma is its spread over examples. Over epochs dotted lines show where the learning rate halves or drops
+    further. Over numbers of bins chance alone makes the errors of any model grow: the thin grey line is what it makes of a
     calibrated model with the confidences of the row of least ECE over 15 bins, which the legend names. If that row runs along
-    the line, its rise is due to chance.
-
-    Args:
-        lines: What to draw; see `prepare_curves`, `prepare_robustness` and `prepare_gamma_epochs`.
-        keys: Which of `PANELS`; where no row has it on the test set, that on the validation set.
-        title: Text above the figure.
-        legend: Whether to name the rows.
-
-    Returns:
-        A figure, half as wide as a page's text for each panel.
+    the line, its rise is due to chance. Of ``keys`` that no row has on the test set, those on the validation set are drawn.
 
     Example:
         >>> from calibrant import Predictions, measure
@@ -290,8 +275,7 @@ def prepare_tradeoff(rows: Sequence[Row]) -> list[TradeoffPoint]:
 def draw_tradeoff(points: Sequence[TradeoffPoint], *, title: str | None = None, legend: bool = True) -> Figure:
     """Draw ECE against error in per cent, a point a row, with the Pareto front.
 
-    Better is further left and further down. The stepped line joins the rows that no other row beats in both; what lies above
-    and to the right of it is beaten by one of them. Bars are standard deviations over seeds. Axes are logarithmic.
+    The stepped line joins the rows that no other row beats in both. Bars are standard deviations over seeds.
 
     Reference:
         Wang and Golebiowski, TMLR 2024, appendix (predictive-calibration trade-off).

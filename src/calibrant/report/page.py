@@ -19,8 +19,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from torch import Tensor
 
 from calibrant import __version__
+from calibrant.calibrators import CALIBRATORS, AutoCalibrator, Repaired, TemperatureScaling, name_of
+from calibrant.calibrators.auto import Ranked
 from calibrant.core.binning import Summary, TopLabel, between_cuts, equal_width_edges, means_of_sums, norm_of_bins, summarize
-from calibrant.core.records import Bins, Entry, Estimate, Paired, Predictions, Promise, Scores, without_nan
+from calibrant.core.records import Bins, Entry, Predictions, Promise, Scores, without_nan
 from calibrant.metrics import METRICS
 from calibrant.metrics.levels import compare_with_null, draw_calibrated, ece_of_levels, levels_of
 from calibrant.metrics.measure import class_scores
@@ -66,55 +68,37 @@ class Examined:
 
 
 @dataclass(frozen=True)
-class Tried:
-    """One calibrator among those tried.
-
-    Attributes:
-        name: Its name in `CALIBRATORS`, or "none" for doing nothing.
-        held_out: Mean negative log-likelihood in the cross-validation on the fit data; nan if unknown.
-        change: That minus the one of doing nothing, with its interval; None if unknown.
-        scores: What its predictions for the test data score, fitted on all fit data; None if it was not used.
-        preserves_accuracy: Whether it never changes a prediction.
-        failure: Why it was not used, or None: it failed, or the fit data lack a class.
-    """
-
-    name: str
-    held_out: float
-    change: Estimate | None
-    scores: Scores | None
-    preserves_accuracy: bool
-    failure: str | None = None
-
-
-@dataclass(frozen=True)
 class Repair:
-    """What a repair was and did.
+    """A repair, and what a page says of it besides.
 
     Attributes:
-        name: Short name of the calibrator that was applied; "none" if doing nothing was best.
-        label: Its long name.
-        after: The repaired predictions and their scores.
-        paired: Test of after minus before, by metric.
-        n_fit: Number of examples the calibrator was fitted on.
+        done: What was fitted and applied, and what that changed.
+        n_fit: Number of examples it was fitted on.
         fit_file: File they came from, or None.
-        temperature: What the logits were divided by, for calibrators that do.
-        advice: What choosing the calibrator found, in a sentence; empty where it was given.
-        candidates: All calibrators that were tried, best first; empty where one was given.
+        tried: Name of a calibrator of the ranking → scores of what it makes of the test data, or why it failed.
         doubts: Why the repair may not be trusted, a sentence each.
         promises: What thresholds learned on the fit data guarantee without the repair, and what they do to these predictions.
     """
 
-    name: str
-    label: str
-    after: Examined
-    paired: Mapping[str, Paired]
+    done: Repaired
     n_fit: int
     fit_file: str | None = None
-    temperature: float | None = None
-    advice: str = ""
-    candidates: tuple[Tried, ...] = ()
+    tried: Mapping[str, Scores | str] = field(default_factory=dict)
     doubts: tuple[str, ...] = ()
     promises: tuple[Promise, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Name of the calibrator that was applied; "none" if doing nothing was best."""
+        return name_of(self.done.fitted)
+
+    @property
+    def ranking(self) -> list[tuple[Ranked, Scores | None]]:
+        """The calibrators that were tried, best first, with their scores on the test data; none where one was given."""
+        if not isinstance(self.done.calibrator, AutoCalibrator):
+            return []
+        found = [(entry, self.tried.get(entry.name)) for entry in self.done.calibrator.ranking_]
+        return [(entry._replace(failure=out), None) if isinstance(out, str) else (entry, out) for entry, out in found]
 
 
 class Verdict(NamedTuple):
@@ -181,7 +165,8 @@ def render_page(
         "stops": stops,
         "stop": stops.index(n_bins),
     }
-    view["after"] = after = None if repaired is None or repaired.name == "none" else repaired.after
+    done = repaired.done if repaired is not None and repaired.name != "none" else None
+    view["after"] = after = None if done is None else Examined(done.predictions, done.after)
     if examined is not None:
         how = {"n_resamples": n_resamples, "seed": seed}
         data["predictions"] = _predictions_data(examined, after, repaired, stops=stops, **how)
@@ -221,9 +206,11 @@ def _tell_repair(before: Scores, repaired: Repair) -> str:
     on = f"{count_examples(repaired.n_fit)}{f' of {repaired.fit_file}' if repaired.fit_file else ''}"
     if repaired.name == "none":
         return f"Of the repairs tried on {on} none was clearly better than doing nothing: the probabilities stay as they are."
-    is_plain = repaired.name == "temperature" and repaired.temperature is not None
-    what = f"Temperature {repaired.temperature:.2f}" if is_plain else repaired.label[:1].upper() + repaired.label[1:]
-    return f"{what}, fitted on {on}, {tell_effect(before, repaired.after.scores, repaired.paired)}"
+    fitted = repaired.done.fitted
+    what = fitted.label[:1].upper() + fitted.label[1:]
+    if isinstance(fitted, TemperatureScaling):
+        what = f"Temperature {fitted.temperature_:.2f}"
+    return f"{what}, fitted on {on}, {tell_effect(before, repaired.done.after, repaired.done.paired)}"
 
 
 def give_runs_verdict(sections: Sequence[Section]) -> Verdict:
@@ -306,7 +293,12 @@ def _fill(view: dict[str, object], data: dict[str, object]) -> str:
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     writers = (direction, judge, main_error, table_rows, write_estimate, write_interval, write_p, write_value)
-    environment.globals |= {"METRICS": METRICS, "name_of": _label, **{writer.__name__: writer for writer in writers}}
+    environment.globals |= {
+        "METRICS": METRICS,
+        "CALIBRATORS": CALIBRATORS,
+        "name_of": _label,
+        **{writer.__name__: writer for writer in writers},
+    }
     style, *parts = (environment.loader.get_source(environment, name)[0] for name in ("style.css", *_SCRIPTS))  # type: ignore[union-attr]
     script = '"use strict";\n(() => {\n' + "\n".join(parts) + "\n})();\n"
     return environment.get_template("page.html").render(
@@ -340,13 +332,13 @@ def _predictions_data(
         "calibrators": [
             {
                 "name": _label(entry.name),
-                "ece": entry.scores[main_error(examined.scores)[0]],
-                "nll": entry.scores["nll"],
-                "chosen": entry.name == repaired.name,
+                "ece": scores[main_error(examined.scores)[0]],
+                "nll": scores["nll"],
+                "chosen": entry.note == "chosen",
                 "idle": entry.name == "none",
             }
-            for entry in (repaired.candidates if repaired else ())
-            if repaired and entry.scores
+            for entry, scores in (repaired.ranking if repaired else ())
+            if scores
         ],
     }
 
@@ -373,16 +365,10 @@ def _side(examined: Examined, *, stops: Sequence[int], n_resamples: int, seed: i
 
 
 def bin_rows(bins: Bins, intervals: Tensor | None = None, *, scale: float = 1.0) -> list[float]:
-    """Content of the bins that hold examples, as flat rows of six numbers.
+    """Six numbers for every bin that holds examples, one after the other.
 
-    Args:
-        bins: The bins.
-        intervals: Their 95 % intervals; by default as in `intervals_of`.
-        scale: Independent examples to a unit of ``bins.count``: below one for examples of unequal weight.
-
-    Returns:
-        Index of the bin, examples, confidence, accuracy and the two ends of its 95 % interval, bin after bin; all but the
-        first two in ten-thousandths.
+    These are its index, examples, confidence, accuracy, and the ends of its 95 % interval; all but the first two in
+    ten-thousandths. ``scale`` is below one for examples of unequal weight: independent examples to a unit of ``bins.count``.
 
     Example:
         >>> half = torch.tensor([0.5, 0.0])
@@ -419,10 +405,7 @@ def regions_of(top: TopLabel, between: Sequence[float]) -> Bins:
 
 
 def risk_curve(top: TopLabel) -> list[int]:
-    """Error among the most confident examples against the share of examples kept, as flat pairs in ten-thousandths.
-
-    Examples of equal confidence have no order: a share that ends within such a group takes its mean error.
-    """
+    """Error among the most confident examples against the share of examples kept, as flat pairs in ten-thousandths."""
     _, sums = top.rising
     points = min(200, top.size)
     coverage = torch.arange(points + 1, dtype=torch.float64) / points
@@ -438,11 +421,7 @@ def class_names_of(predictions: Predictions) -> list[str]:
 
 
 def class_view(summary: Summary) -> list[dict[str, object]]:
-    """Everything a page shows of classes, worst calibrated first.
-
-    ``ece``, ``gap`` (mean probability minus frequency), ``error`` and ``count`` are those of ``calibrant measure --by-class``;
-    ``rows`` as in `bin_rows`.
-    """
+    """What ``calibrant measure --by-class`` says of classes, worst calibrated first, and their bins."""
     edges, scale = equal_width_edges(summary.n_bins), summary.effective_n / summary.weight
     return [
         {
@@ -458,15 +437,9 @@ def class_view(summary: Summary) -> list[dict[str, object]]:
 
 
 def confident_mistakes(predictions: Predictions, after: Predictions | None = None) -> list[dict[str, object]]:
-    """The wrong predictions that were most sure of themselves, most confident first.
+    """The ten wrong predictions that were most sure of themselves, most confident first.
 
-    Args:
-        predictions: The predictions.
-        after: The same after a repair.
-
-    Returns:
-        At most ten mappings with ``row`` (from 0), ``label``, ``predicted``, and ``before`` and ``after`` the confidence, or
-        of two classes the probability of the second.
+    ``before`` and ``after`` a repair stands the confidence, or of two classes the probability of the second.
     """
     wrong = (~predictions.correct).nonzero().squeeze(1)
     order = torch.argsort(predictions.confidence[wrong], descending=True, stable=True)[:10]

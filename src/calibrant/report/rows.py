@@ -15,14 +15,12 @@ from typing import Any, Literal
 from calibrant.core.records import Entry
 from calibrant.data import data_name
 from calibrant.data.image_set import difference
-from calibrant.engine.methods import METHODS, settle, split_name
+from calibrant.engine.methods import METHODS, Look, settle, split_name
 from calibrant.metrics.paired import mean_and_std
 from calibrant.metrics.table import score_metrics
 from calibrant.metrics.verdict import PALETTE, SIGNIFICANT, metric_of, write_interval
 
 Dashes = str | tuple[float, tuple[float, ...]]
-# What the record of a method says: colour of the palette, marker, and line.
-Look = tuple[str, str, str]
 
 _LINES: dict[str, Dashes] = {
     "-": "-",
@@ -434,11 +432,8 @@ def styles_of(variants: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Styl
     """Give every ``(method, variant)`` its look.
 
     A known method always has the same marker and line, and the same colour unless another method has it and one is free. A
-    variant of a method (``+ts``, or other settings) has its colour, an empty marker and other dashes: the first has the
-    method's marker, every further one another marker. Unknown names take what is free.
-
-    Args:
-        variants: Method and what tells its row from others of the same method ("" if nothing does).
+    variant of a method (``+ts``, or other settings, in words) has its colour, an empty marker and other dashes: the first has
+    the method's marker, every further one another marker. Unknown names take what is free.
 
     Example:
         >>> styles = styles_of([("ce", ""), ("ce+ts", ""), ("mine", "")])

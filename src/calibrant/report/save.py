@@ -144,10 +144,6 @@ def clear_figures(folder: str | Path, kinds: Iterable[str]) -> None:
     """Remove the figures that calibrant wrote into a folder, so that none outlives the table that it belongs to.
 
     A file stays unless its name begins with a kind, ends with ``.png`` or ``.pdf``, and says inside that calibrant made it.
-
-    Args:
-        folder: The folder; it need not exist.
-        kinds: Beginnings of file names, as in `figure_stem`.
     """
     starts = tuple(f"{kind}-" for kind in kinds)
     for file in sorted(Path(folder).glob("*")):
@@ -172,15 +168,10 @@ def tell(artist: Artist, label: str, facts: str) -> None:
 
 
 def svg_element(figure: Figure, *, name: str, label: str) -> str:
-    """Return a figure as an ``<svg>`` element that a page holds and colours.
+    """Return a figure as an ``<svg>`` element of a page, in which no other has this ``name``; ``label`` says what it shows.
 
     What `tell` said of an artist becomes its ``data-run`` and its tooltip. Colours are attributes, which a style sheet replaces
     for dark pages: a page's security policy forbids styles that are written at an element.
-
-    Args:
-        figure: A figure.
-        name: What makes its parts differ from those of other figures in the page.
-        label: What the picture shows, for those who do not see it.
     """
     import matplotlib
 

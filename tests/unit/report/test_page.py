@@ -13,13 +13,14 @@ import pytest
 import torch
 
 from calibrant import Predictions, measure
-from calibrant.calibrators import TemperatureScaling
+from calibrant.calibrators import AutoCalibrator, Calibrator, Identity, Repaired, TemperatureScaling, name_of
+from calibrant.calibrators.auto import Ranked
 from calibrant.data.synthetic import synthetic_predictions
 from calibrant.metrics import METRICS
 from calibrant.metrics.paired import paired_test
 from calibrant.metrics.verdict import PALETTE, write_interval, write_value
 from calibrant.report import page as page_module
-from calibrant.report.page import Examined, Repair, Tried, render_page, script_hash
+from calibrant.report.page import Examined, Repair, render_page, script_hash
 from made_up_page_runs import made_runs
 
 NAMES = ("<b>bold</b>", "</script><script>alert(1)</script>", "<!-- \u2028 \U0001f600 note", 'quote " & co')
@@ -31,17 +32,22 @@ def examined() -> Examined:
     return Examined(test, measure(test, n_resamples=100, file="folder/test & co.npz"))
 
 
+def chosen(given: Examined, best: Calibrator, after: Examined, *ranking: Ranked) -> Repaired:
+    """A repair by the calibrator that was best."""
+    auto = AutoCalibrator()
+    auto.best_, auto.best_name_, auto.advice_, auto.ranking_ = best, name_of(best), "it is best.", ranking
+    paired = paired_test(given.predictions, after.predictions, n_resamples=100)
+    return Repaired(auto, after.predictions, given.scores, after.scores, paired)
+
+
 @cache
 def repaired() -> Repair:
     fit_data, _ = synthetic_predictions(400, 4, temperature=2.4, seed=1, split="val")
-    given = examined()
     scaler = TemperatureScaling().fit(fit_data)
-    after = scaler.apply(given.predictions)
-    scores = measure(after, n_resamples=100)
-    tried = (Tried("temperature", 0.5, None, scores, True), Tried("none", 0.9, None, given.scores, True))
-    paired = paired_test(given.predictions, after, n_resamples=100)
-    what = (Examined(after, scores), paired, 400, "val.npz", scaler.temperature_)
-    return Repair("temperature", scaler.label, *what, "it is best.", tried)
+    after = scaler.apply(examined().predictions)
+    ranking = Ranked("temperature", 0.5, 0.1, 0.0, 0.2, note="chosen"), Ranked("none", 0.9)
+    done = chosen(examined(), scaler, Examined(after, measure(after, n_resamples=100)), *ranking)
+    return Repair(done, 400, "val.npz", {"temperature": done.after, "none": done.before})
 
 
 @cache
@@ -92,7 +98,7 @@ def test_page_escapes_names_in_markup_and_in_data() -> None:
 
 def test_page_shows_every_metric_as_measure_writes_it() -> None:
     text = page()
-    for scores, column in ((examined().scores, "before"), (repaired().after.scores, "after")):
+    for scores, column in ((examined().scores, "before"), (repaired().done.after, "after")):
         for key in scores:
             row = re.search(rf'<tr[^>]*data-metric="{key}">(.*?)</tr>', text, flags=re.DOTALL)
             assert row is not None, key
@@ -114,7 +120,7 @@ def test_page_holds_both_sides_of_the_switch_or_one() -> None:
     at = whole["stops"].index(15)
     assert whole["stop"] == at
     assert both["sides"][0]["bins"][at]["ece"] == examined().scores["ece"].value
-    assert both["sides"][1]["bins"][at]["ece"] == repaired().after.scores["ece"].value
+    assert both["sides"][1]["bins"][at]["ece"] == repaired().done.after["ece"].value
     assert 'id="switch"' in page()
     assert 'id="switch"' not in page(with_repair=False)
     assert 'id="calibrators"' not in page(with_repair=False)
@@ -123,11 +129,13 @@ def test_page_holds_both_sides_of_the_switch_or_one() -> None:
 def test_page_shows_the_groups_that_were_measured_before_and_after() -> None:
     given, done = examined(), repaired()
     sliced = {}
-    for side, predictions in (("before", given.predictions), ("after", done.after.predictions)):
+    for side, predictions in (("before", given.predictions), ("after", done.done.predictions)):
         columns = {"light": ["day", "<night>"] * 200}
         grouped = Predictions(logits=predictions.logits, labels=predictions.labels, columns=columns)
         sliced[side] = Examined(predictions, measure(grouped, slice_by="light", n_resamples=100))
-    text = render_page(sliced["before"], repaired=replace(done, after=sliced["after"]), n_resamples=100)
+    text = render_page(
+        sliced["before"], repaired=replace(done, done=replace(done.done, after=sliced["after"].scores)), n_resamples=100
+    )
     assert '<a href="#groups">' in text
     rows = dict(re.findall(r'<tr data-group="([^"]*)">(.*?)</tr>', text, flags=re.DOTALL))
     assert [html.unescape(name) for name in rows] == list(sliced["before"].scores.slices)
@@ -145,9 +153,10 @@ def test_page_of_two_classes_speaks_of_the_positive_one() -> None:
     columns = {"site": ["x", "y"] * 200}
     given = Predictions.from_binary(probs=p.numpy(), labels=labels.numpy(), columns=columns)
     scores = measure(given, slice_by="site", n_resamples=100)
-    tried = (Tried("none", 0.5, None, scores, True), Tried("bbq", 0.5, None, None, True, "too few <examples>"))
-    idle = Repair("none", "doing nothing", Examined(given, scores), {}, 400, candidates=tried)
-    text = render_page(Examined(given, scores), repaired=idle, n_resamples=100)
+    ranking = Ranked("none", 0.5, note="chosen"), Ranked("bbq", failure="too few <examples>")
+    same = Examined(given, scores)
+    idle = Repair(chosen(same, Identity(), same, *ranking), 400, tried={"none": scores})
+    text = render_page(same, repaired=idle, n_resamples=100)
     data = data_of(text)["predictions"]
     assert isinstance(data, dict)
     assert data["sides"][0]["sureRight"] == pytest.approx(float(p[labels == 1].mean()), abs=1e-6)
@@ -167,8 +176,8 @@ def test_page_of_two_classes_speaks_of_the_positive_one() -> None:
 
 
 def test_page_where_doing_nothing_is_best_has_no_switch_but_the_calibrators() -> None:
-    given = repaired()
-    idle = Repair("none", "doing nothing", examined(), given.paired, 400, "val.npz", candidates=given.candidates)
+    ranking = Ranked("none", 0.5, note="chosen"), Ranked("temperature", 0.6)
+    idle = Repair(chosen(examined(), Identity(), examined(), *ranking), 400, "val.npz")
     text = render_page(examined(), repaired=idle, n_resamples=100)
     assert 'id="switch"' not in text
     assert 'data-calibrator="temperature"' in text

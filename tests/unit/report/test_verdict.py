@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from calibrant import Predictions
+from calibrant.calibrators import CALIBRATORS, Repaired, TemperatureScaling
 from calibrant.core.records import Bins, Estimate, IfCalibrated, Paired, Scores
 from calibrant.metrics.verdict import judge, verdict
-from calibrant.report.page import Examined, Repair, Tried, give_verdict
+from calibrant.report.page import Repair, give_verdict
 
 KEYS = ("error", "nll", "brier", "ece", "mce", "aurc", "signed_gap")
 NONE = torch.empty(0)
@@ -39,9 +40,11 @@ def repair(
     paired = {
         key: Paired(after[key].value - before[key].value, -0.1, 0.1, p_value if key == "ece" else 0.5) for key in KEYS
     } | {key: Paired(0.1, 0.05, 0.15, 0.001) for key in worse}
-    tried = tuple(Tried(other, 0.5, None, after, True) for other in ("temperature", "vector", "none"))
-    repaired = Examined(Predictions(probs=[[0.9, 0.1], [0.2, 0.8]], labels=[0, 0]), after)
-    return Repair(name, f"{name} calibration", repaired, paired, 5000, "val.npz", 1.9 if "temp" in name else None, "", tried)
+    fitted = CALIBRATORS[name]()
+    if isinstance(fitted, TemperatureScaling):
+        fitted.temperature_ = 1.9
+    shown = Predictions(probs=[[0.9, 0.1], [0.2, 0.8]], labels=[0, 0])
+    return Repair(Repaired(fitted, shown, before, after, paired), 5000, "val.npz")
 
 
 @pytest.mark.parametrize(
