@@ -108,9 +108,10 @@ def test_cli_train_recipe_file_options_and_settings_go_on_top_of_each_other(tmp_
     assert recipe.method.options == {"gamma": 2}
 
 
-def test_cli_train_default_folder_is_named_after_the_run():
-    recipe = tiny(data__name="a/b.npz", backbone__name="my.nets:tiny", method__name="focal+ts", seed="3")
-    assert str(command.default_folder(recipe)) == "runs/b.npz-tiny-focal+ts-seed3"
+def test_cli_train_default_folder_is_named_after_the_run(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert call(capsys, *TINY, "--method", "ce", "--epochs", 1, "--preset", "paper", "--seed", 3)[0] == 0
+    assert load_run("runs/mixture-mlp-ce-paper-seed3").recipe.seed == 3
 
 
 @pytest.mark.parametrize(

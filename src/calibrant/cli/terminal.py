@@ -71,17 +71,10 @@ def say(*lines: object, error: bool = False) -> None:
 
 
 def fit_table(headers: Sequence[str], rows: Sequence[Row], *, width: int, drop: Sequence[int] = ()) -> Table:
-    """Lay out a table whose first column holds names and the others numbers or, under no header, words.
+    """Lay out a table whose first column holds names, which may be folded, and the others numbers or, under no header, words.
 
-    Args:
-        headers: Names of the columns.
-        rows: Cells of each row.
-        width: Columns of the terminal.
-        drop: Positions of columns to leave out where the room is short, in this order, each with all others of its name.
-
-    Returns:
-        A table at most ``width`` wide, unless that cuts numbers, with the names of columns left out below it; names in it that
-        are too long are folded.
+    Where it is wider than ``width``, columns at the positions ``drop`` are left out in this order, each with all others of its
+    name, which then stands below.
     """
     # What a name holds is never read as markup.
     texts = [[Text(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]

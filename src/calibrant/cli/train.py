@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shlex
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -27,6 +26,7 @@ from calibrant.cli.terminal import Terminal, check_destination, fit_table, make_
 from calibrant.core.records import Predictions
 from calibrant.data import load_mixture
 from calibrant.data.synthetic import CORRUPTIONS, SEVERITIES, synthetic_predictions
+from calibrant.engine.methods import run_name
 from calibrant.engine.recipe import NEUTRAL, Recipe, load_recipe, override
 from calibrant.engine.run import EpochRecord, Run, epoch_scores, load_run
 from calibrant.engine.setup import launched_group
@@ -68,11 +68,11 @@ def train_model(
         recipe = out / "recipe.toml"
     changes = merge_settings(options, settings or [])
     whole = override(Recipe() if recipe is None else load_recipe(recipe), changes)
-    folder = default_folder(whole) if out is None else out
+    folder = Path("runs", run_name(whole)) if out is None else out
     if resume and recipe is None and changes.keys() <= NEUTRAL and not (folder / "recipe.toml").exists():
         # A misspelt folder must not train the defaults.
         raise ValueError(f"train: `--resume` must find a run to continue, got {str(folder)!r}, which holds none.")
-    find_own_networks(whole)
+
     first, console, epochs = launched_group().rank == 0, Terminal(soft_wrap=True), whole.train.epochs
     bar = make_bar(console, shown=first)
     task = bar.add_task("training", total=epochs)
@@ -95,12 +95,6 @@ def train_model(
         write_summary(run)
 
 
-def find_own_networks(recipe: Recipe) -> None:
-    """Look for factories of one's own where the command is called, as ``python -m`` would."""
-    if "" not in sys.path and ":" in recipe.backbone.name:
-        sys.path.insert(0, "")
-
-
 def merge_settings(options: Mapping[str, object], settings: Sequence[str]) -> dict[str, object]:
     """Put ``KEY=VALUE`` texts beside the options that were said, dotted key → value.
 
@@ -115,12 +109,6 @@ def merge_settings(options: Mapping[str, object], settings: Sequence[str]) -> di
             raise ValueError(f"train: `--set` must be KEY=VALUE, as in `--set optim.lr=0.2`, got {text!r}.")
         found[key] = value
     return found
-
-
-def default_folder(recipe: Recipe) -> Path:
-    """Return the folder of a run that was given none: ``runs/DATA-MODEL-METHOD-seedN``."""
-    words = (Path(recipe.data.name).name, recipe.backbone.name.rpartition(":")[2], recipe.method.name, f"seed{recipe.seed}")
-    return Path("runs", "-".join(words).replace("/", "-"))
 
 
 def show_epoch(console: Terminal, epochs: int, record: EpochRecord) -> None:
@@ -156,7 +144,6 @@ def predict_images(run: Path, images: Path, *, out: Path | None, device: str) ->
     if out is not None:
         check_destination(out, FORMATS)
     trained = load_run(run)
-    find_own_networks(trained.recipe)
     logits, names = trained.predict_named(images, device=device)
     if out is not None:  # before anything is printed: a pipe to `head` may close
         save_logits(logits, out, class_names=trained.test.class_names, columns={"image": names})

@@ -71,6 +71,14 @@ def is_path(name: str) -> bool:
     return os.sep in name or "/" in name or name.lower().endswith(".npz") or Path(name).expanduser().exists()
 
 
+def set_name(name: str) -> str:
+    """Return what a data set is called in records: its name, or ``birds`` for the path ``photos/birds.npz``."""
+    if not is_path(name):
+        return name
+    given = Path(name).expanduser()
+    return given.stem if given.suffix.lower() == ".npz" else given.resolve().name
+
+
 def load_path(path: str | Path, *, size: int | None = None) -> DataSet:
     """Read an ``.npz`` of images, or a folder: of class folders, pictures resized to ``size`` if given, or of Tiny-ImageNet.
 
@@ -151,16 +159,10 @@ def load_npz(path: str | Path, *, seed: int = 0) -> DataSet:
 
 
 def read_images(given: ArrayLike | str | Path, *, form: Form, where: str) -> tuple[Tensor, list[str]]:
-    """Read images without labels as uint8 ``[N, height, width, channels]`` of one form, and what each is called.
+    """Read images without labels as uint8 ``[N, height, width, channels]``, with their paths in the folder or their numbers.
 
-    Args:
-        given: An array as `load_npz` describes it; an ``.npz`` with such an array; a picture; or a
-            folder of pictures, at any depth. Pictures of another size are scaled and cut as `load_folder` does.
-        form: Height, width and channels; an array must have them.
-        where: Who asks, for messages about an array.
-
-    Returns:
-        The images, and their paths in the folder, or their numbers.
+    They are an array as `load_npz` describes it, which must have this ``form``; an ``.npz`` with such an array; a picture; or a
+    folder of pictures, at any depth, which are scaled and cut as `load_folder` does.
     """
     if isinstance(given, (str, Path)):
         path, where = Path(given).expanduser(), str(given)
@@ -310,7 +312,7 @@ def _open_picture(picture: Path | zipfile.Path, use: Callable[[Image], T]) -> T:
         ) from error
 
 
-# Published with the sets; both are normalised by CIFAR-10's statistics, as in the published calibration code.
+# Both are normalised by CIFAR-10's statistics, as in the published calibration code.
 CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 
 CIFAR10_FILES = {
@@ -327,8 +329,6 @@ CIFAR100_FILES = {
     "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
     "meta": "7973b15100ade9c7d40fb424638fde48",
 }
-# CIFAR-100's training part, with room to spare.
-_LARGEST_FILE = 200_000_000
 
 
 def not_there(name: str, root: Path, wanted: str) -> FileNotFoundError:
@@ -400,7 +400,7 @@ def _unpack(packed: Path, wanted: dict[str, str]) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     with suppress(tarfile.TarError, EOFError, zlib.error, OSError), tarfile.open(packed, "r|gz") as tar:
         for member in tar:
-            if member.name in wanted and member.isreg() and member.size <= _LARGEST_FILE:
+            if member.name in wanted and member.isreg():
                 handle = tar.extractfile(member)
                 found[wanted[member.name]] = b"" if handle is None else handle.read()
     return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 
 from calibrant import losses
 from calibrant.core.checks import Registry, check_count, check_positive, lookup
+from calibrant.data.sets import set_name
 from calibrant.engine.batches import HeldOutBatches, ImageBatch, at_once
 from calibrant.engine.recipe import KEYS, NEUTRAL, Recipe, override, read_value, value_of
 from calibrant.engine.setup import average_memory, drops, learning_rate
@@ -448,10 +450,14 @@ REMOVED_OPTIONS = {
     "lookahead_clip": "no preset clips the look-ahead step",
     "variant": "flgamma learns by cross-entropy, and flgamma-sece and others by other objectives",
 }
-# Training images are cropped with a margin of zeros and meta images are not, so the running statistics, which predictions use,
-# differ from those of a meta batch. With the batch's own, a small ResNet that overstated its accuracy by 7.3 % seemed to
-# overstate it by 6.0 %: the confidence that was steered was not the one that users see.
-_PRESET_OPTIONS: dict[str, dict[str, Any]] = {"default": {"meta_bn": "frozen", "every": 8}, "paper": {}}
+# What presets say besides those of `MetaLearner`. Training images are cropped with a margin of zeros and meta images are not.
+# So the running statistics, which predictions use, differ from those of a meta batch: by the batch's own, a small ResNet that
+# overstated its accuracy by 7.3 % seemed to overstate it by 6.0 %. The published code draws 128 held-out samples a step; the
+# calibration error of so few is mostly noise.
+_PRESET_OPTIONS: dict[str, dict[str, Any]] = {
+    "default": {"meta_bn": "frozen", "every": 8, "meta_schedule": "slowing"},
+    "paper": {"meta_batch_size": 128},
+}
 # The network's own step is the recipe's business.
 _REFUSED = ("reduction", "clip")
 
@@ -477,22 +483,20 @@ class MetaMethod:
 
     def __call__(self, facts: Facts, **given: Any) -> LossPlan:
         """Return the plan of a run."""
-        preset, paper = PRESETS[facts.preset], facts.preset == "paper"
-        own, loss, penalty, settings = ({n: given[n] for n in known if n in given} for known in self.options(facts))
         for first, second in (("meta_batch_size", "refresh"), ("pace", "meta_lr")):
             if given.get(first) is not None and given.get(second) is not None:
                 both = f"`method.options.{first}` and `method.options.{second}`"
                 raise ValueError(f"train: only one of {both} may be given, got both.")
-        if own.get("pace") is not None:
-            settings["meta_lr"] = None  # in the place of a learning rate that the preset has
+        if given.get("pace") is not None:
+            given["meta_lr"] = None  # in the place of a learning rate that the preset has
+        preset, given = PRESETS[facts.preset], _PRESET_OPTIONS[facts.preset] | given
+        own, loss, penalty, settings = ({n: given[n] for n in known if n in given} for known in self.options(facts))
         objective: Callable[..., Any] = make_objective(self.objective, variants=preset.objectives)
-        # The published code draws 128 held-out samples a step; the calibration error of so few is mostly noise.
-        defaults = {"meta_batch_size": 128} if paper else {"meta_schedule": "slowing"}
         return MetaPlan(
             preset.regularizers[self.regularizer](**loss),
             partial(objective, **penalty) if penalty else objective,
-            settings_of(preset, _PRESET_OPTIONS[facts.preset] | settings),
-            **defaults | own,
+            settings_of(preset, settings),
+            **own,
         )
 
 
@@ -506,30 +510,21 @@ def _keywords_of(function: Callable[..., object]) -> dict[str, Any]:
     return {name: hints[name] for name in names}
 
 
-def _alone(loss: Callable[..., Any]) -> Callable[..., LossPlan]:
+def _alone(loss: Callable[[], Any], facts: Facts) -> LossPlan:
     """A loss without options."""
-    return lambda facts: LossPlan(loss())
+    return LossPlan(loss())
 
 
-def _with_ce(penalty: Callable[[], Any], weight: float) -> Callable[..., LossPlan]:
-    def build(facts: Facts, *, weight: float = weight) -> LossPlan:
-        return LossPlan(losses.CrossEntropyLoss() + weight * penalty())
-
-    return build
+def _with_ce(penalty: Callable[[], Any], facts: Facts, *, weight: float = 1.0) -> LossPlan:
+    return LossPlan(losses.CrossEntropyLoss() + weight * penalty())
 
 
-def _with_focal(penalty: Callable[[], Any]) -> Callable[..., LossPlan]:
-    def build(facts: Facts, *, gamma: float = 1.0, weight: float = 1.0) -> LossPlan:
-        return LossPlan(losses.FocalLoss(gamma=gamma) + weight * penalty())
-
-    return build
+def _with_focal(penalty: Callable[[], Any], facts: Facts, *, gamma: float = 1.0, weight: float = 1.0) -> LossPlan:
+    return LossPlan(losses.FocalLoss(gamma=gamma) + weight * penalty())
 
 
-def _smoothed(share: float) -> Callable[..., LossPlan]:
-    def build(facts: Facts, *, label_smoothing: float = share) -> LossPlan:
-        return LossPlan(losses.CrossEntropyLoss(label_smoothing=label_smoothing))
-
-    return build
+def _smoothed(facts: Facts, *, label_smoothing: float) -> LossPlan:
+    return LossPlan(losses.CrossEntropyLoss(label_smoothing=label_smoothing))
 
 
 def _focal(facts: Facts, *, gamma: float = 1.0) -> LossPlan:
@@ -588,20 +583,24 @@ def _learned(label: str, regularizer: str, objective: str, look: Look) -> Method
 # cross-entropy is the plainest reading. Training it on the training loss is no option: that falls as gamma grows, so gamma
 # would grow without bound.
 BUILTIN: dict[str, Method] = {
-    "ce": Method("CE", "cross-entropy", "cross_entropy", _alone(losses.CrossEntropyLoss), ("black", "o", "-")),
+    "ce": Method("CE", "cross-entropy", "cross_entropy", partial(_alone, losses.CrossEntropyLoss), ("black", "o", "-")),
     "focal": Method("Focal", "focal loss, one gamma for all", "focal", _focal, ("green", "s", "-")),
     "flsd": Method(
         "FLSD",
         "focal loss, gamma set by the probability of the true class",
         "flsd",
-        _alone(losses.FLSDLoss),
+        partial(_alone, losses.FLSDLoss),
         ("green", "^", "--"),
     ),
-    "ls-0.05": Method("LS-0.05", "smoothed cross-entropy", "cross_entropy", _smoothed(0.05), ("sky", "D", "-")),
-    "ls-0.1": Method("LS-0.1", "smoothed cross-entropy", "cross_entropy", _smoothed(0.1), ("sky", "h", "--")),
+    "ls-0.05": Method(
+        "LS-0.05", "smoothed cross-entropy", "cross_entropy", partial(_smoothed, label_smoothing=0.05), ("sky", "D", "-")
+    ),
+    "ls-0.1": Method(
+        "LS-0.1", "smoothed cross-entropy", "cross_entropy", partial(_smoothed, label_smoothing=0.1), ("sky", "h", "--")
+    ),
     "mixup": Method("Mixup", "cross-entropy on mixtures of two images", "mixup", _mixup, ("grey", "p", "--")),
     "mmce": Method("MMCE", "cross-entropy and weighted MMCE", "weighted_mmce", _mmce, ("grey", "v", "-.")),
-    "brier": Method("Brier", "Brier score", "brier", _alone(losses.BrierLoss), ("purple", ">", "-")),
+    "brier": Method("Brier", "Brier score", "brier", partial(_alone, losses.BrierLoss), ("purple", ">", "-")),
     "ce-dece": _learned("CE-DECE", "unitwise-l2", "dece", ("blue", "P", "-.")),
     "ce-sece": _learned("CE-SECE", "unitwise-l2", "sece", ("purple", "X", "--")),
     "flgamma-dece": _learned("FLγ-DECE", "gamma-focal", "dece", ("orange", "^", "-.")),
@@ -612,7 +611,7 @@ BUILTIN: dict[str, Method] = {
         "AdaFocal",
         "focal loss, gamma set by the calibration of validation bins",
         "adafocal",
-        _alone(losses.AdaFocalLoss),
+        partial(_alone, losses.AdaFocalLoss),
         ("blue", "<", "--"),
     ),
     "dual-focal": Method(
@@ -630,28 +629,28 @@ BUILTIN: dict[str, Method] = {
         "ECP",
         "cross-entropy minus the entropy of predictions",
         "confidence_penalty",
-        _with_ce(losses.ConfidencePenalty, 0.1),
+        partial(_with_ce, losses.ConfidencePenalty, weight=0.1),
         ("black", "s", "-."),
     ),
     "focal+sb-ece": Method(
-        "Focal+SB-ECE", "focal loss and soft-binned ECE", "sb_ece", _with_focal(losses.SBECE), ("green", "h", "-.")
+        "Focal+SB-ECE", "focal loss and soft-binned ECE", "sb_ece", partial(_with_focal, losses.SBECE), ("green", "h", "-.")
     ),
     "focal+s-avuc": Method(
         "Focal+S-AvUC",
         "focal loss and soft accuracy versus uncertainty",
         "soft_avuc",
-        _with_focal(losses.SoftAvUC),
+        partial(_with_focal, losses.SoftAvUC),
         ("blue", "D", "-"),
     ),
     "avuc": Method("AvUC", "cross-entropy and accuracy versus uncertainty", "avuc", _avuc, ("purple", "o", "-.")),
     "mdca": Method(
-        "MDCA", "focal loss and class-wise gaps in confidence", "mdca", _with_focal(losses.MDCA), ("orange", "p", "--")
+        "MDCA", "focal loss and class-wise gaps in confidence", "mdca", partial(_with_focal, losses.MDCA), ("orange", "p", "--")
     ),
     "dca": Method(
         "DCA",
         "cross-entropy and the gap between confidence and accuracy",
         "dca",
-        _with_ce(losses.DCA, 1.0),
+        partial(_with_ce, losses.DCA),
         ("vermillion", "v", "-."),
     ),
     "patra": Method(
@@ -665,14 +664,14 @@ BUILTIN: dict[str, Method] = {
         "CPC",
         "cross-entropy and constraints on pairs of classes",
         "cpc",
-        _alone(lambda: losses.CrossEntropyLoss() + losses.CPC()),
+        partial(_alone, lambda: losses.CrossEntropyLoss() + losses.CPC()),
         ("sky", "p", "-.."),
     ),
     "acls": Method(
         "ACLS",
         "cross-entropy and adaptive, conditional label smoothing",
         "acls",
-        _with_ce(losses.ACLS, 0.1),
+        partial(_with_ce, losses.ACLS, weight=0.1),
         ("grey", "o", "-.."),
     ),
     "crl": Method(
@@ -732,6 +731,13 @@ def resolved(recipe: Recipe) -> Recipe:
 
 # What identifies a run. Commands always state it, since a default may change.
 NAMED = ("data.name", "backbone.name", "method.name", "method.preset", "train.epochs", "seed")
+
+
+def run_name(recipe: Recipe) -> str:
+    """Return the name of a run: ``DATA-MODEL-METHOD-seedN``, with ``-paper`` behind the method for that preset."""
+    method = recipe.method.name + ("" if recipe.method.preset == "default" else f"-{recipe.method.preset}")
+    words = (set_name(recipe.data.name), recipe.backbone.name.rpartition(":")[2], method, f"seed{recipe.seed}")
+    return re.sub(r"[^\w.+-]", "-", "-".join(words))
 
 
 def flat_recipe(recipe: Recipe) -> dict[str, object]:

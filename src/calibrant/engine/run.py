@@ -108,20 +108,13 @@ def epoch_scores(logits: Tensor, labels: Tensor) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """One line of the history: what the paper's learning curves show.
+    """One line of the history: what the paper's learning curves show; None for scores of an epoch that was not evaluated.
 
     Attributes:
         epoch: Number of the epoch, from 0.
-        lr: Its learning rate.
         train_loss: Mean training loss per example.
-        val_error: Validation error; None, as are ``val_nll`` and ``val_ece``, if the epoch was not evaluated.
-        val_nll: Validation NLL.
-        val_ece: Validation ECE.
-        test_error: Test error; never used to choose anything.
-        test_nll: Test NLL.
-        test_ece: Test ECE.
-        gamma_mean: Mean gamma on the test set, for methods that have one.
-        gamma_std: Its standard deviation over examples.
+        test_error: Test error; as all scores of the test set, it chooses nothing.
+        gamma_mean: Mean gamma on the test set, for methods that have one; ``gamma_std`` is its spread over examples.
         images_per_second: Training speed, without the evaluation.
         seconds: Time since the run began.
     """

@@ -12,6 +12,7 @@ import importlib
 import json
 import math
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -163,20 +164,11 @@ def choose_hardware(
     steps: int = 1,
     group: Group = ALONE_GROUP,
 ) -> Hardware:
-    """Resolve the "auto" entries of a recipe for this machine.
+    """Resolve the "auto" entries of a recipe for this machine; raise ``ValueError`` if there is no such device.
 
-    Args:
-        device: "auto" takes a CUDA device if there is one.
-        precision: "auto" is bf16 on a CUDA device that has it, else float32.
-        compiled: "auto" compiles on CUDA if the run is long: compiling takes half a minute and makes a ResNet-18 step about a
-            fifth faster (0.5 ms of 2.8), so it pays from about 50,000 steps on. Not if several processes train together:
-            synchronised BatchNorm would break the network into as many pieces as it has layers.
-        graph: "auto" captures the step on CUDA, unless several processes take part in it.
-        steps: Steps of the whole run.
-        group: Processes that train together; each takes the GPU of its local rank.
-
-    Returns:
-        The choice. Raises ``ValueError`` if there is no such device.
+    A network is compiled on CUDA if the run has many ``steps``: compiling takes half a minute and makes a ResNet-18 step about
+    a fifth faster (0.5 ms of 2.8), so it pays from about 50,000 steps on. Not if several processes train together, where
+    synchronised BatchNorm would break the network into as many pieces as it has layers.
     """
     available = torch.cuda.is_available()
     try:
@@ -282,6 +274,8 @@ def build_backbone(part: BackbonePart, data: ImageSet | InputShape, *, seed: int
 
 def _users_network(name: str, num_classes: int, *, seed: int) -> nn.Module:
     place, _, factory = name.partition(":")
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # the current folder comes first, as under ``python -m``
     with _explained(f"be package.module:function that builds a network for {num_classes} classes", name):
         module = importlib.import_module(place)
         torch.manual_seed(seed)

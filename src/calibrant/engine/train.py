@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from calibrant.core.records import Predictions, Scores, Split
-from calibrant.data.image_set import DataSet, ImageSet, fingerprint, split_indices
+from calibrant.data.image_set import DataSet, fingerprint, split_indices
 from calibrant.data.synthetic import CORRUPTIONS, SEVERITIES, corrupt
 from calibrant.engine.batches import RunData, TrainBatches, check_same_data, load_data
 from calibrant.engine.methods import learns, make_plan, resolved, split_name
@@ -66,9 +66,12 @@ _STATISTICS_EXAMPLES = 2560
 
 
 def divide(data: DataSet, recipe: Recipe) -> RunData:
-    """Split a data set as a recipe says; the test set is never divided."""
-    train, val, meta = (data.train.pick(rows) for rows in divide_rows(len(data.train), recipe))
-    return RunData(augmented(train, recipe.data), val, meta if len(meta) else None, data.test)
+    """Split a data set as a recipe says; the test set is never divided. Only the training part is cropped and mirrored."""
+    part, whole = recipe.data, data.train
+    train, val, meta = (whole.pick(rows) for rows in divide_rows(len(whole), recipe))
+    pad, flip = whole.pad if part.pad is None else part.pad, whole.flip if part.flip is None else part.flip
+    train = replace(train, pad=pad if part.augment else 0, flip=flip and part.augment)
+    return RunData(train, val, meta if len(meta) else None, data.test)
 
 
 def divide_rows(n: int, recipe: Recipe) -> tuple[Tensor, Tensor, Tensor]:
@@ -80,14 +83,6 @@ def divide_rows(n: int, recipe: Recipe) -> tuple[Tensor, Tensor, Tensor]:
     val = n // 10 if part.val is None else part.val
     meta = (n // 10 if apart else 0) if part.meta is None else part.meta
     return split_indices(n, val=val, meta=meta, seed=recipe.seed)
-
-
-def augmented(train: ImageSet, part: DataPart) -> ImageSet:
-    """Return the training part with the crops and mirroring of a recipe, or those of the set if it has none."""
-    if not part.augment:
-        return replace(train, pad=0, flip=False)
-    pad, flip = train.pad if part.pad is None else part.pad, train.flip if part.flip is None else part.flip
-    return replace(train, pad=pad, flip=flip)
 
 
 def fits_on_device(data: RunData, part: DataPart, *, device: torch.device) -> bool:
@@ -523,13 +518,8 @@ def _predict(assembly: Assembly, chosen: Candidate) -> Alternative:
 def evaluate_shift(run: Run, *, group: Group = ALONE_GROUP) -> dict[str, Scores]:
     """Measure a finished run on the test set corrupted in every way, at every severity.
 
-    Args:
-        run: A finished run, for instance ``load_run(folder)``. Its recipe says where the data are and where to compute.
-        group: Processes that share the work.
-
-    Returns:
-        ``"gaussian_noise-1"`` … ``"contrast-5"`` → scores of the predictions, after temperature scaling if the run has it.
-        Raises ``ValueError`` if the test labels are no longer those of the run.
+    Returns ``"gaussian_noise-1"`` … ``"contrast-5"`` → scores of the predictions, after temperature scaling if the run has it.
+    Its recipe says where the data are and where to compute. Raises ``ValueError`` if the test labels have changed.
 
     Example:
         >>> parts = {"data": "mixture", "backbone": "mlp", "method": "ce"}

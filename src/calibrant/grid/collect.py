@@ -24,8 +24,8 @@ import torch
 
 from calibrant.core.binning import summarize
 from calibrant.core.records import Bins, BinSweep, Entry, Predictions, Scores, Split
-from calibrant.data import is_path
 from calibrant.data.image_set import ImageSet
+from calibrant.data.sets import set_name
 from calibrant.engine.batches import is_own
 from calibrant.engine.methods import METHODS, NAMED, flat_recipe, settle, split_name, text_of
 from calibrant.engine.recipe import KEYS, Recipe
@@ -160,15 +160,10 @@ def unpack_predictions(packed: Mapping[str, str], num_classes: int) -> Predictio
 
 
 def save_results(entries: Sequence[Entry], folder: str | Path, *, note: str | None = None) -> list[Path]:
-    """Write the records of runs as ``DATA-MODEL-METHOD-PRESET-seedN.json``; where one is refused, none is written.
+    """Write the records of runs as ``DATA-MODEL-METHOD-PRESET-seedN.json``, with a ``note`` for readers; return the files.
 
-    Args:
-        entries: Runs; see `result_from_entry`.
-        folder: Where to; made if need be. A record of the same run there is replaced, one of another length is not.
-        note: What else a reader must know of all of them.
-
-    Returns:
-        The files. Raises ``ValueError`` if the place of one is taken or wanted by two, ``OSError`` if it cannot be written.
+    A record of the same run is replaced. Raises ``ValueError`` and writes none if two runs want one file, or a record of
+    another length has it.
     """
     place = Path(folder)
     kept: dict[Path, Entry] = {}
@@ -322,7 +317,7 @@ def load_run_entry(folder: str | Path) -> Entry:
             "again."
         ) from None
     return Entry(
-        data=data_label(recipe.data.name),
+        data=set_name(recipe.data.name),
         method=recipe.method.name,
         scores=_scores(test, path / "metrics.json"),
         preset=recipe.method.preset,
@@ -342,11 +337,7 @@ def load_run_entry(folder: str | Path) -> Entry:
 def load_variants(folder: str | Path, *, repairs: Sequence[str] = ()) -> list[Entry]:
     """Read a finished run as rows: its own, one for each of its alternatives, and each of these after each repair.
 
-    Args:
-        folder: A finished run. With ``train.alternatives=true`` it has predictions with raw and averaged weights, of the best
-            epoch by each rule.
-        repairs: Names of calibrators, "auto" among them, to fit on the validation part. A run with ``+ts`` is not repaired
-            again.
+    Repairs are names of calibrators, to fit on the validation part; a run with ``+ts`` is not repaired again.
     """
     own, run = load_run_entry(folder), load_run(folder)
     rows = {identity(own): (own, run.val)}
@@ -394,14 +385,6 @@ def is_run(place: Path) -> bool:
     return (place / "recipe.toml").is_file() and (place / "run.json").is_file()
 
 
-def data_label(name: str) -> str:
-    """Return the name of a data set in tables: its own, or that of its folder or file, as ``birds`` of ``photos/birds.npz``."""
-    if not is_path(name):
-        return name
-    given = Path(name).expanduser()
-    return given.stem if given.suffix.lower() == ".npz" else given.resolve().name
-
-
 def once(entries: Sequence[Entry]) -> list[Entry]:
     """Return the entries without those that repeat a run with the same numbers."""
     kept: dict[object, Entry] = {}
@@ -413,14 +396,10 @@ def once(entries: Sequence[Entry]) -> list[Entry]:
 def check_same_labels(
     entries: Sequence[Entry], *, where: str, tests: Mapping[str, Predictions | ImageSet] | None = None
 ) -> None:
-    """Raise ``ValueError`` for rows of another test set, or with its examples in another order.
+    """Raise ``ValueError`` for rows of another test set than ``tests`` or else the first row, or in another order.
 
-    Rows of another number of examples may be of a part of the test set: they are shown, but not compared.
-
-    Args:
-        entries: The rows; of records without predictions only the number of classes is known.
-        where: Command and option that the rows were given with.
-        tests: Data set → its test set, where known; else the first row decides.
+    Rows of another number of examples may be of a part of the test set: they are shown, but not compared. Of records without
+    predictions only the number of classes is known.
     """
     known = {(data, len(test.labels)): test for data, test in (tests or {}).items()}
     classes = {data: test.num_classes for data, test in (tests or {}).items()}

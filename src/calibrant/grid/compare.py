@@ -13,6 +13,7 @@ from pathlib import Path
 from calibrant.core.checks import lookup
 from calibrant.core.records import Entry
 from calibrant.data.image_set import ImageSet, fingerprint
+from calibrant.data.sets import set_name
 from calibrant.engine.batches import check_batch_size, check_same_data, is_own, load_data
 from calibrant.engine.recipe import Recipe
 from calibrant.engine.run import check_same_run, is_finished, lock_folder, read_facts, read_recipe
@@ -21,7 +22,6 @@ from calibrant.grid.collect import (
     UNKNOWN,
     catalogue_order,
     check_same_labels,
-    data_label,
     is_run,
     load_entries,
     load_run_entry,
@@ -131,7 +131,7 @@ def compare(
     board = Board(cells)
     board.note_finished()
     tests = check_data(cells)
-    added = load_added(others, finished=[*found.values()], sets=[data_label(name) for name in names], tests=tests)
+    added = load_added(others, finished=[*found.values()], sets=[set_name(name) for name in names], tests=tests)
     executor: LocalExecutor | RayExecutor | None = None
     if board.count("waiting"):
         device = cells[0].recipe.train.device
@@ -182,10 +182,10 @@ def load_finished(cells: Sequence[Cell]) -> dict[str, Entry]:
 
 
 def check_data(cells: Sequence[Cell]) -> dict[str, ImageSet]:
-    """Check the data of a grid before it is run, and return the test sets that were read, by name.
+    """Read the data of a grid before it is run, and return the test sets, by name.
 
-    Raises ``ValueError`` or ``OSError`` if data are missing, too few for a batch, or have changed since a run of the grid was
-    trained on them. Data that only finished runs need may be gone.
+    Raises ``ValueError`` or ``OSError`` if data are missing, too few for a batch, or not those that a run of the grid was
+    trained on. Data that only finished runs need may be gone.
     """
     tests = {}
     for part in dict.fromkeys(cell.recipe.data for cell in cells):
@@ -212,17 +212,10 @@ def check_data(cells: Sequence[Cell]) -> dict[str, ImageSet]:
 def load_added(
     add: Sequence[str | Path], *, finished: Sequence[Entry], sets: Sequence[str], tests: Mapping[str, ImageSet]
 ) -> list[Entry]:
-    """Read the rows to put below those of a grid.
+    """Read the rows to put below those of a grid; what is given twice with the same numbers is taken once.
 
-    Args:
-        add: Paths, or ``DATA=PATH`` with one of the grid's data sets.
-        finished: Its finished runs.
-        sets: Names of its data sets.
-        tests: Those of its test sets that are known.
-
-    Returns:
-        The rows; what is given twice with the same numbers is taken once. Raises ``ValueError`` if one is of another test set,
-        or a run that is there with other numbers.
+    ``sets`` are the names of the grid's data sets. Raises ``ValueError`` if a row is of another test set, or a run that is
+    there with other numbers.
     """
     found = once([*finished, *(entry for path in add for entry in _load(path, sets))])[len(finished) :]
     check_same_labels([*finished, *found], where="compare: `add`", tests=tests)

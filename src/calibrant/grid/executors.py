@@ -107,13 +107,7 @@ class Place:
 
 
 def make_places(*, device: str, jobs: int | None, threads: int) -> list[Place]:
-    """Divide the machine.
-
-    Args:
-        device: As in a recipe.
-        jobs: Cells at a time, on all GPUs together; None for as many as there are cores, or as fit on the GPUs.
-        threads: Threads of a cell on the CPU.
-    """
+    """Divide the machine: ``jobs`` cells at a time, on all GPUs together; None for as many as there are cores, or as fit."""
     cores, gpus = usable_cores(), visible_gpus(device)
     if not gpus:
         limit = jobs or max(1, cores // threads)
@@ -149,13 +143,8 @@ class _Worker:
 class LocalExecutor:
     """Runs cells in processes of their own, each of which serves many cells and is replaced when it dies.
 
-    On the CPU every cell computes with the same number of threads, however many run at a time: sums over several threads round
-    differently, and a result must not depend on how a grid was run.
-
-    Args:
-        device: As in a recipe.
-        jobs: Cells at a time; see `make_places`.
-        threads: Threads of a cell on the CPU.
+    On the CPU every cell computes with as many ``threads``, however many ``jobs`` run at a time: sums over several threads
+    round differently, and a result must not depend on how a grid was run.
     """
 
     def __init__(self, *, device: str = "auto", jobs: int | None = None, threads: int = 1) -> None:
@@ -226,11 +215,9 @@ class LocalExecutor:
 
 
 def run_cell(cell: Cell, *, send: Callable[[Event], None]) -> None:
-    """Run one cell, or make it from its base, in its folder; an unfinished run there goes on, a finished one is left alone.
+    """Run one cell, or make it from its base; an unfinished run in its folder goes on, a finished one is left alone.
 
-    Args:
-        cell: What to run.
-        send: Called with what happens, and in the end with "done" or "failed".
+    ``send`` is called with what happens, and in the end with "done" or "failed".
     """
     began = told = monotonic()
 
@@ -253,8 +240,7 @@ def run_cell(cell: Cell, *, send: Callable[[Event], None]) -> None:
             # The process sees only the GPU that it was given.
             recipe = override(recipe, {"train.device": "cuda"})
         sys.argv = shlex.split(command_of(recipe))
-        if ":" in recipe.backbone.name and "" not in sys.path:
-            sys.path.insert(0, "")
+
         if cell.base is not None:
             scale_run(cell.folder.with_name(cell.base), out=cell.folder, resume=True)
         else:
@@ -303,11 +289,8 @@ def serve(fileno: int) -> None:
 class RayExecutor:
     """Runs every cell as a task of Ray, which writes to the run folder itself.
 
-    Args:
-        device: As in a recipe.
-        jobs: Cells at a time; by default what Ray has room for. If there are more jobs than GPUs, they share these.
-        threads: Threads of a cell, and the cores that Ray reserves for it.
-        address: Of a running cluster; None starts Ray on this machine, or uses the one that this program is connected to.
+    Ray reserves a core for each of its ``threads``. If there are more ``jobs`` than GPUs, they share these; by default there
+    are as many as Ray has room for. Without ``address`` Ray is started here, unless this program is connected to one.
     """
 
     def __init__(self, *, device: str = "auto", jobs: int | None = None, threads: int = 1, address: str | None = None) -> None:
@@ -363,13 +346,9 @@ class RayExecutor:
 
 
 def run_cells(board: Board, executor: LocalExecutor | RayExecutor, *, retries: int, watch: Watch) -> None:
-    """Run what waits on a board until nothing is left that can be run; the executor is closed at the end.
+    """Run what waits on a board, each cell with so many ``retries``; ``watch`` is called after every change, and now and then.
 
-    Args:
-        board: The cells; those that are done are left alone.
-        executor: Where to run them; every cell that it is given ends in one event "done" or "failed", whatever happens.
-        retries: How often a failed cell is tried again.
-        watch: Called after every change, and now and then.
+    Every cell that the executor is given ends in one event "done" or "failed", whatever happens. It is closed at the end.
     """
     try:
         while True:

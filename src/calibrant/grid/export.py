@@ -206,19 +206,11 @@ def write_outputs(
     title: str | None = None,
     bins: Sequence[int] = GRID_BINS,
 ) -> tuple[Table, tuple[Path, ...]]:
-    """Write a table (Markdown, LaTeX, CSV, JSON), ``figures/`` and ``report.html`` into a folder.
+    """Write a table (Markdown, LaTeX, CSV, JSON), ``figures/`` and ``report.html``; return the table and the files.
 
-    Args:
-        entries: The rows, in their order.
-        folder: Where to; files of an older comparison are replaced, and its figures removed.
-        missing: Notes on rows that should be there and are not.
-        paper: Put the paper's numbers below ours.
-        table: A table to write in place of that of the comparison, and to show before it on the page.
-        title: Title of the page.
-        bins: How many bins reliability diagrams are to have; without any, there are no figures.
-
-    Returns:
-        The table, and the files.
+    Files of an older comparison in the folder are replaced, and its figures removed. ``missing`` are notes on rows that should
+    be there and are not. A ``table`` is written in place of that of the comparison, and shown before it on the page. ``bins``
+    are those of reliability diagrams; without any, there are no figures.
     """
     # Page and figures would both work out the errors by number of bins.
     rows = [run if run.sweep or run.test is None else replace(run, sweep=bin_sweep(run.test)) for run in entries]

@@ -5,7 +5,6 @@ What runs them is in `calibrant.grid.executors`.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,10 +15,10 @@ from typing import Literal
 from calibrant.backbones import BACKBONES
 from calibrant.core.checks import lookup
 from calibrant.data import DATASETS, is_path
-from calibrant.engine.methods import make_plan, resolved, split_name
+from calibrant.data.sets import set_name
+from calibrant.engine.methods import make_plan, resolved, run_name, split_name
 from calibrant.engine.recipe import Recipe, check_recipe, override
 from calibrant.engine.run import is_finished
-from calibrant.grid.collect import data_label
 
 # How far a cell is.
 Stage = Literal["waiting", "running", "done", "failed"]
@@ -65,7 +64,7 @@ class Cell:
     @property
     def data(self) -> str:
         """What the data set is called in tables."""
-        return data_label(self.recipe.data.name)
+        return set_name(self.recipe.data.name)
 
     @property
     def method(self) -> str:
@@ -89,17 +88,9 @@ def plan_cells(
 ) -> tuple[Cell, ...]:
     """Lay out a grid: seed by seed, so that a table of the first seeds is complete early.
 
-    Args:
-        data: Names or paths of data sets.
-        methods: Names of methods; one with ``+ts`` is made of the run without, which is added where it is missing.
-        seeds: Seeds.
-        out: Folder of the grid.
-        recipe: What the runs have in common; the paper's protocol by default.
-        settings: Dotted key of the recipe → value for all runs, or, as ``METHOD:KEY``, for those of one method.
-
-    Returns:
-        The cells, each base before what is made of it. Raises ``ValueError`` with one sentence if a name is unknown, a value
-        cannot be, or two data sets would have the same name.
+    A method with ``+ts`` is made of the run without, which is added where it is missing and comes first; other arguments are
+    as in `calibrant.compare`. Raises ``ValueError`` if a name is unknown, a value cannot be, or two data sets would have the
+    same name.
 
     Example:
         >>> cells = plan_cells(["digits"], ["ce+ts", "focal"], [0])
@@ -130,22 +121,15 @@ def plan_cells(
         make_plan(run)
         if ":" not in run.backbone.name:
             lookup(BACKBONES, run.backbone.name, kind="backbone")
-        trained = Cell(cell_name(run), run, out, shown=base in methods)
+        trained = Cell(run_name(run), run, out, shown=base in methods)
         if cells.setdefault(trained.name, trained).recipe != run:
             raise ValueError(
                 f"compare: `data` must have different last parts of paths, as these name runs, got {', '.join(data)}."
             )
         if scaled:
             after = replace(run, method=replace(run.method, name=method))
-            cells[cell_name(after)] = Cell(cell_name(after), after, out, base=trained.name)
+            cells[run_name(after)] = Cell(run_name(after), after, out, base=trained.name)
     return tuple(cells.values())
-
-
-def cell_name(recipe: Recipe) -> str:
-    """Return the name of a run: ``DATA-MODEL-METHOD-seedN``, with ``-paper`` behind the method for that preset."""
-    method = recipe.method.name + ("" if recipe.method.preset == "default" else f"-{recipe.method.preset}")
-    words = (data_label(recipe.data.name), recipe.backbone.name.rpartition(":")[2], method, f"seed{recipe.seed}")
-    return re.sub(r"[^\w.+-]", "-", "-".join(words))
 
 
 def split_names(names: str | Sequence[str]) -> list[str]:

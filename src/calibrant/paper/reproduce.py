@@ -86,18 +86,10 @@ def plan_reproduction(
     quick: bool = False,
     settings: Mapping[str, object] | None = None,
 ) -> Reproduction:
-    """Say which grid one of the paper's experiments takes.
+    """Say which grid one of the paper's experiments takes: ``"table1"`` to ``"table5"``, or ``"figures"``.
 
-    Args:
-        name: ``"table1"`` to ``"table5"``, or ``"figures"``.
-        data: Data sets, in place of the paper's.
-        seeds: How many, from 0, or which; five for a table and one for the figures by default.
-        quick: A small version: a few epochs of a small network, three seeds, on embedded data unless others are named. It is
-            labelled in all that it writes.
-        settings: Dotted recipe keys on top, as ``{"train.device": "cpu"}``.
-
-    Returns:
-        The plan. Raises ``ValueError`` if the name is unknown.
+    By default it has five seeds for a table and one for the figures. The ``quick`` version has three, a few epochs of a small
+    network, and embedded data unless others are named; all that it writes says so.
 
     Example:
         >>> plan = plan_reproduction("table2", seeds=2)
@@ -161,21 +153,11 @@ def write_experiment(
 
 
 def make_paper_table(name: str, entries: Iterable[Entry], *, paper: bool = False, info: tuple[Info, ...] = ()) -> Table | None:
-    """Make one of the paper's tables of the runs that belong to it, in the paper's order.
+    """Make one of the paper's tables of the runs that belong to it, in the paper's order; other runs are left out.
 
     ``table1`` compares all methods by six metrics, ``table2`` shows what SECE adds to a learned gamma, ``table3`` holds recent
     methods against gamma-Net by ECE and error, ``table4`` is Table 1 for DenseNet, ``table5`` shows differences to
-    cross-entropy.
-
-    Args:
-        name: ``"table1"`` to ``"table5"``.
-        entries: Runs; those of other methods are left out.
-        paper: Put the paper's numbers below ours.
-        info: Columns that are shown in any case; epochs and preset are shown where they differ.
-
-    Returns:
-        The table; None if no run belongs to it, or none may be held against one of cross-entropy. Raises ``ValueError`` if the
-        name is unknown.
+    cross-entropy. Returns None if no run belongs to it, or none may be held against one of cross-entropy.
 
     Example:
         >>> from calibrant import Predictions, measure
@@ -248,17 +230,9 @@ def make_paper_tables(entries: Sequence[Entry], *, info: tuple[Info, ...] = ()) 
 
 
 def render_results(entries: Sequence[Entry], *, link: str, command: str, figures: Sequence[str] = ()) -> str:
-    """Write all results as Markdown, the paper's numbers beside them where it has some.
+    """Write all results as Markdown, the paper's numbers beside them where it has some; the order of entries does not matter.
 
-    Args:
-        entries: Runs, as `calibrant.grid.collect.load_results` reads them.
-        link: The folder of their records, relative to the page.
-        command: What makes the page again.
-        figures: Paths of figures, relative to the page.
-
-    Returns:
-        The page; the same entries give the same text. Rows are in the order of the catalogue, each method's plain runs before
-        those with settings of their own, whatever the order of the entries.
+    ``link`` is the folder of their records, and ``figures`` are paths, both relative to the page; ``command`` makes it again.
     """
     entries = sorted(entries, key=catalogue_order)
     tables = make_paper_tables(entries, info=_INFO)
@@ -282,16 +256,9 @@ def render_results(entries: Sequence[Entry], *, link: str, command: str, figures
 
 
 def write_results_page(folder: str | Path, *, out: str | Path, figures: str | Path | None = None) -> list[Path]:
-    """Write the page of all records of a folder, and its figures where asked for.
+    """Write the page of all records of a folder, and as PNG its figures into another; return the files.
 
-    Args:
-        folder: Folder of records.
-        out: The page.
-        figures: Folder for the figures, as PNG; those of an earlier page there are replaced. None shows those that are there
-            in ``figures/`` beside the page.
-
-    Returns:
-        The page and the figures. Raises ``ValueError`` or ``OSError`` with one sentence if it cannot be.
+    Figures of an earlier page are replaced. If ``figures`` is None, the page shows those in ``figures/`` beside it.
     """
     entries, page = load_results(folder), Path(out)
     page.parent.mkdir(parents=True, exist_ok=True)

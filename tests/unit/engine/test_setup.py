@@ -12,7 +12,7 @@ from PIL import Image
 from calibrant.data import load_mixture
 from calibrant.data.image_set import DataSet, ImageSet
 from calibrant.engine.recipe import DataPart, Recipe, override
-from calibrant.engine.train import augmented, divide, evaluate_shift, fits_on_device, load_data, scale_run, train
+from calibrant.engine.train import divide, evaluate_shift, fits_on_device, load_data, scale_run, train
 
 
 def images(n: int) -> DataSet:
@@ -86,15 +86,16 @@ def test_load_data_brings_pictures_of_a_folder_to_the_recipes_size(tmp_path):
         load_data(DataPart(name="mixture", size=8))
 
 
-def test_augmented_takes_the_recipes_crops_and_mirroring_over_the_sets_own():
-    train = replace(load_mixture(n_train=4, n_test=4).train, pad=2, flip=True)
+def test_divide_takes_the_recipes_crops_and_mirroring_over_the_sets_own():
+    data = load_mixture(n_train=40, n_test=4)
+    data = replace(data, train=replace(data.train, pad=2, flip=True))
     for part, expected in (
         (DataPart(), (2, True)),
         (DataPart(augment=False), (0, False)),
         (DataPart(pad=0), (0, True)),
         (DataPart(pad=4, flip=False), (4, False)),
     ):
-        found = augmented(train, part)
+        found = divide(data, Recipe(data=part)).train
         assert (found.pad, found.flip) == expected
 
 

@@ -12,11 +12,12 @@ import torch
 
 from calibrant import Predictions
 from calibrant.core.records import Entry
+from calibrant.engine.methods import run_name
 from calibrant.engine.recipe import to_toml
 from calibrant.engine.train import scale_run, train
 from calibrant.grid.collect import load_run_entry, save_results
 from calibrant.grid.compare import check_data, check_out, compare, load_added, load_finished
-from calibrant.grid.schedule import Board, Cell, cell_name, plan_cells
+from calibrant.grid.schedule import Board, Cell, plan_cells
 
 SHORT = {"backbone.name": "mlp", "train.epochs": 1, "train.batch_size": 16, "train.device": "cpu"}
 
@@ -98,7 +99,7 @@ def test_load_finished_of_another_recipe_names_what_differs(tmp_path: Path) -> N
     (cell.folder / "recipe.toml").write_text(to_toml(cell.recipe))
     load_finished([cell])
     (other,) = plan_cells(["digits"], ["ce"], [0], out=tmp_path, settings={"train.epochs": 20})
-    assert cell_name(other.recipe) == cell.name
+    assert run_name(other.recipe) == cell.name
     with pytest.raises(ValueError, match="`train.epochs` is 30 there and 20 here. Use another folder"):
         load_finished([other])
 
