@@ -20,6 +20,7 @@ from browser import (
 from calibrant import measure
 from calibrant.core.records import Entry
 from calibrant.data.synthetic import synthetic_predictions
+from calibrant.grid.tables import compare_table
 from calibrant.metrics import expected_calibration_error
 from calibrant.report.page import STOPS, render_page
 from calibrant.report.rows import Column, Mean, Row, Section, Table
@@ -31,7 +32,7 @@ pytestmark = needs_chromium
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("page") / "runs.html"
-    file.write_text(render_page(entries=made_runs()), encoding="utf-8")
+    file.write_text(render_page(table=compare_table(made_runs(), test=False)), encoding="utf-8")
     return file
 
 
@@ -91,7 +92,7 @@ def test_grid_draws_records_over_the_bins_that_they_keep(browser: Any, tmp_path:
     test, _ = synthetic_predictions(200, 5, temperature=2.0, seed=1)
     runs = [Entry("d", name, measure(test, n_resamples=100)) for name in ("ce", "focal")]
     file = tmp_path / "records.html"
-    file.write_text(render_page(entries=runs), encoding="utf-8")
+    file.write_text(render_page(table=compare_table(runs, test=False)), encoding="utf-8")
     with opened_page(browser, file) as page:
         assert drawn_accuracies(page, "grid") == pytest.approx(expected_accuracies(test, 15), abs=1e-4)
         page.locator("#grid-bins").fill(str(STOPS.index(20)))
@@ -103,7 +104,7 @@ def test_predictions_of_unknown_network_are_drawn_beside_the_runs_of_the_first(b
     runs = [replace(run, method=method, model=model, epochs=5) for model in ("convnet", "mlp") for method in ("ce", "focal")]
     file = tmp_path / "theirs.html"
     theirs = replace(run, method="theirs", seed=None, history=())
-    file.write_text(render_page(entries=[*runs, theirs]), encoding="utf-8")
+    file.write_text(render_page(table=compare_table([*runs, theirs], test=False)), encoding="utf-8")
     with opened_page(browser, file) as page:
         sync_api.expect(page.locator("h1")).to_have_text("3 methods compared in 5 runs")
         rows = page.locator("table.runs tbody tr:not(.part)")
@@ -120,7 +121,7 @@ def test_wide_table_takes_the_width_of_the_window_and_keeps_its_names_in_view(br
     row = Row("CE", "ce", {column.key: Mean(0.27425, 0.00198) for column in columns})
     table = Table("wide", "Wide", columns, (Section("digits", (row,)),), info=())
     file = tmp_path / "wide.html"
-    file.write_text(render_page(entries=made_runs(), above=table), encoding="utf-8")
+    file.write_text(render_page(table=compare_table(made_runs(), test=False), above=table), encoding="utf-8")
     with opened_page(browser, file) as page:
         wide = page.locator(".scroll").first
         for width, fits in ((1920, True), (1400, True), (390, False)):

@@ -28,7 +28,7 @@ from calibrant.paper.reproduce import Reproduction, plan_reproduction, run_repro
 from calibrant.report.rows import INFO_NAMES, Row, Table
 
 # Left out where a terminal is narrow, after what packages add. Error and ECE stay, and what tells rows of one method apart.
-_DROP = ("p if calibrated", "Classwise ECE", "MCE", "ACE", "NLL", "Seeds")
+_DROP = ("p if calibrated", "Trained on", "Classwise ECE", "MCE", "ACE", "NLL", "Seeds")
 
 
 def compare_methods(
@@ -155,7 +155,7 @@ def _signs(table: Table, *, best: str) -> str:
     legend = ["mean ± standard deviation over seeds"] if any(cell.std is not None for cell in cells) else []
     if all(row.kind != "ours" for row in table.rows):
         legend.insert(0, f"method minus {table.base}, negative is better")
-    legend += [f"{best or 'bold'}: the lowest comparable"] if any(cell.best for cell in cells) else []
+    legend += [f"{best or 'bold'}: the best comparable"] if any(cell.best for cell in cells) else []
     legend += [f"{MARK}: differs from {table.base}, p < {SIGNIFICANT}"] if any(cell.differs for cell in cells) else []
     return "; ".join(legend)
 

@@ -80,24 +80,9 @@ def to_latex(table: Table) -> str:
         >>> from calibrant.report.rows import Mean, Section
         >>> row = Row("FLγ-SECE", "flgamma-sece", {"ece": Mean(0.0214, 0.0082)}, n_runs=5)
         >>> columns, section = (Column("ece", "ECE"),), Section("CIFAR-10", (row,), "cifar10")
-        >>> print(to_latex(Table("t", "A 100% test", columns, (section,), notes=("Of 5 seeds.",))))
-        % needs \usepackage{booktabs,graphicx}
-        \begin{table}[htb]
-        \centering
-        \footnotesize
-        \caption{A 100\% test. Of 5 seeds.}
-        \label{tab:t-cifar10}
-        \resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%
-        \begin{tabular}{lrr}
-        \toprule
-        Method & Seeds & ECE (\%) \\
-        \midrule
-        \multicolumn{3}{c}{CIFAR-10} \\
+        >>> table = Table("t", "A 100% test", columns, (section,), notes=("Of 5 seeds.",))
+        >>> print(to_latex(table).splitlines()[12])
         FL$_{\gamma}$-SECE & 5 & 2.140 $\pm$ 0.820 \\
-        \bottomrule
-        \end{tabular}}
-        \end{table}
-        <BLANKLINE>
     """
     width, others = len(table.heads), table.notes[1:]
     kind, place = ("table", "htb") if width <= _NARROW else ("table*", "tb")
@@ -233,12 +218,7 @@ def escape_markdown(text: str) -> str:
 
 
 def escape_latex(text: str) -> str:
-    r"""Text that LaTeX prints as it is; an FL with its gamma is set as the paper does.
-
-    Example:
-        >>> escape_latex("50% of_it & FLγ, --set")
-        '50\\% of\\_it \\& FL$_{\\gamma}$, -{}-set'
-    """
+    r"""Text that LaTeX prints as it is; an FL with its gamma is set as the paper does."""
     # Hyphens that LaTeX would join to a dash are held apart.
     held = re.sub("-(?=-)", "-\0", text)
     return "".join(_SIGNS.get(sign, sign) for sign in held).replace(r"FL$\gamma$", r"FL$_{\gamma}$")
@@ -279,7 +259,8 @@ def _label(table: Table) -> str:
 
 def _facts(row: Row) -> dict[str, object]:
     """What is known of a row besides its numbers."""
-    found = {key: getattr(row, key) for key in ("method", "preset", "epochs", "model", "seeds", "examples", "choices")}
+    known = ("method", "preset", "epochs", "trained", "model", "seeds", "examples", "choices")
+    found = {key: getattr(row, key) for key in known}
     return found | {"runs": row.n_runs, "settings": tuple(f"{key}={value}" for key, value in row.settings.items())}
 
 

@@ -28,13 +28,14 @@ _TESTS = {
     "examples": "a paired bootstrap of one network each on the same test examples, which is about these networks alone",
 }
 _BOLD = (
-    "Bold: the best of a column among rows of the same data, network, epochs, preset and given settings (--set), "
-    "a method's own aside."
+    "Bold: the best of a column among rows with the same data, network, epochs, preset, number of training examples and "
+    "settings (--set, but for a method's own)."
 )
 _INFO_NOTES: dict[Info, str] = {
     "choices": f"{INFO_NAMES['choices']}: how weights were averaged (train.average) and what chose the epoch (train.select).",
-    "calibrated": "p if calibrated: how probable an ECE at least as large is for a perfectly calibrated model with these "
-    "confidences; of several seeds, the least times their number (Bonferroni).",
+    "trained": f"{INFO_NAMES['trained']}: the number of training examples.",
+    "calibrated": f"{INFO_NAMES['calibrated']}: how likely a perfectly calibrated model with these confidences is to show such "
+    "an ECE; with several seeds, the smallest p times their number (Bonferroni).",
 }
 _STALE = "‡ computed by older code, and the record holds no predictions to compute it again."
 
@@ -82,8 +83,9 @@ def compare_table(
         rows = with_paper(rows, section.data, section.model) if paper else rows
         sections.append(replace(section, rows=tuple(rows)))
     table = Table(name, title, columns, tuple(sections))
-    choices = {row.choices for row in table.rows} - {""}
-    shown = {*info, "seeds", *(["calibrated"] if calibrated else []), *(["choices"] if len(choices) > 1 else [])}
+    # What differs from row to row has a column.
+    various: tuple[Info, ...] = ("choices", "trained")
+    shown = {*info, "seeds", *filter(table.varies, various), *(["calibrated"] if calibrated else [])}
     table = replace(table, info=tuple(key for key in INFO_NAMES if key in shown))
     missing = (NOT_IN_PAPER,) if paper and all(row.kind == "ours" for row in table.rows) else ()
     return replace(table, notes=(*missing, *notes_of(table, tested=test)))

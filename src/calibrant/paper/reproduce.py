@@ -5,12 +5,14 @@ The paper's numbers are in `calibrant.grid.tables`.
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from calibrant.core.checks import lookup
@@ -24,8 +26,8 @@ from calibrant.grid.schedule import Cell, Watch, parse_seeds, plan_cells
 from calibrant.grid.tables import compare_table, differences, load_paper, notes_of, paper_notes
 from calibrant.io.files import write_file
 from calibrant.report.figures import FIGURES, draw_all
-from calibrant.report.rows import CHOICES, Column, Info, Mean, Row, Section, Table, comparable, settings_of
-from calibrant.report.save import clear_figures
+from calibrant.report.rows import Column, Info, Mean, Row, Section, Table, comparable, settings_of
+from calibrant.report.save import clear_figures, figure_stem
 
 # Methods of the paper's reliability diagrams and learning curves.
 _DRAWN: tuple[str, ...]
@@ -47,14 +49,10 @@ _QUICK_NOTE = (
 )
 # Columns that every table of the page has.
 _INFO: tuple[Info, ...] = ("preset", "epochs")
-# What stands below a figure, by how its file's name begins.
-_CAPTIONS = {
-    "reliability": "Reliability diagrams",
-    "robustness": "ECE and MCE against the number of bins (chance alone makes both rise with it)",
-    "curves": "ECE and error over the epochs",
-    "gamma-epochs": "Mean and spread of gamma over the epochs",
-    "tradeoff": "Error against ECE",
-}
+_RANKS = (
+    "Rows are ranked by NLL, but only against rows with the same weights, choice of epoch, preset, epochs and number of "
+    "training examples: other comparisons are not fair."
+)
 
 
 @dataclass(frozen=True)
@@ -90,11 +88,6 @@ def plan_reproduction(
 
     By default it has five seeds for a table and one for the figures. The ``quick`` version has three, a few epochs of a small
     network, and embedded data unless others are named; all that it writes says so.
-
-    Example:
-        >>> plan = plan_reproduction("table2", seeds=2)
-        >>> plan.data, plan.methods, len(plan.cells())
-        (('cifar10', 'cifar100'), ('flgamma', 'flgamma-sece'), 8)
     """
     tables = load_paper().tables
     lookup(dict.fromkeys([*tables, "figures"]), name, kind="experiment of the paper")
@@ -158,13 +151,6 @@ def make_paper_table(name: str, entries: Iterable[Entry], *, paper: bool = False
     ``table1`` compares all methods by six metrics, ``table2`` shows what SECE adds to a learned gamma, ``table3`` holds recent
     methods against gamma-Net by ECE and error, ``table4`` is Table 1 for DenseNet, ``table5`` shows differences to
     cross-entropy. Returns None if no run belongs to it, or none may be held against one of cross-entropy.
-
-    Example:
-        >>> from calibrant import Predictions, measure
-        >>> scores = measure(Predictions(probs=[[0.9, 0.1], [0.2, 0.8]] * 20, labels=[0, 0] * 20))
-        >>> runs = [Entry("cifar10", method, scores, model="resnet18", epochs=350) for method in ("flsd", "ce", "brier")]
-        >>> [row.label for row in make_paper_table("table1", runs).rows]
-        ['CE', 'FLSD']
     """
     tables = load_paper().tables
     source = lookup(tables, name, kind="table of the paper")
@@ -217,48 +203,81 @@ def _beside(name: str, section: Section) -> tuple[Row, ...]:
 def make_paper_tables(entries: Sequence[Entry], *, info: tuple[Info, ...] = ()) -> dict[str, Table]:
     """Make those of the paper's tables for which there are runs with its network, beside its numbers: name → table.
 
-    Tables 2, 3 and 5, which hold methods against each other, take runs of two.
+    Tables 2 and 3, which hold methods against each other, have data sets with runs of two. Table 5 has those on which a
+    difference was tested: the others are plain to see in Table 1.
     """
     found = {}
     for name, source in load_paper().tables.items():
         kept = [entry for entry in entries if source.model is None or entry.model in (source.model, None)]
         table = make_paper_table(name, kept, paper=True, info=info)
-        ours = {row.method for row in table.rows if row.kind != "paper"} if table else set()
-        if table is not None and (len(ours) > 1 or name in ("table1", "table4", "table5")):
-            found[name] = table
+        sections = tuple(part for part in table.sections if _adds(name, part)) if table else ()
+        if table and sections:
+            found[name] = replace(table, sections=sections)
     return found
 
 
-def render_results(entries: Sequence[Entry], *, link: str, command: str, figures: Sequence[str] = ()) -> str:
+def _adds(name: str, section: Section) -> bool:
+    """Whether a section of a table of the paper says something that Tables 1 and 4 do not."""
+    if name == "table5":
+        return any(cell.p_value is not None for row in section.rows for cell in row.cells.values())
+    return name in ("table1", "table4") or len({row.method for row in section.rows if row.kind != "paper"}) > 1
+
+
+def rank_rows(rows: Sequence[Row]) -> tuple[Row, ...]:
+    """Number rows by NLL, in groups that had the same chances; the group with the lowest NLL comes first."""
+    groups: dict[object, list[Row]] = {}
+    for row in sorted((row for row in rows if math.isfinite(row.mean("nll"))), key=lambda row: row.mean("nll")):
+        # Methods that learn nothing on held-out data have no preset: they train as under the default one.
+        groups.setdefault((row.choices, row.preset or "default", row.epochs, row.trained), []).append(row)
+    return tuple(
+        replace(row, label=f"{place}. " * (len(group) > 1) + row.label)
+        for group in groups.values()
+        for place, row in enumerate(group, 1)
+    )
+
+
+def render_results(entries: Sequence[Entry], *, link: str, command: str, figures: Sequence[str] = (), note: str = "") -> str:
     """Write all results as Markdown, the paper's numbers beside them where it has some; the order of entries does not matter.
 
     ``link`` is the folder of their records, and ``figures`` are paths, both relative to the page; ``command`` makes it again.
+    It begins with the ``note``.
     """
     entries = sorted(entries, key=catalogue_order)
+    drawn = {kind: [path for path in figures if Path(path).stem.startswith(f"{kind}-")] for kind in FIGURES}
+    tradeoffs = {Path(path).stem: path for path in drawn.pop("tradeoff")}
+    ranked = compare_table(entries, metrics=("nll", "error", "ece"), info=_INFO, test=False, name="ranking")
     tables = make_paper_tables(entries, info=_INFO)
     shown = {(part.data, part.model, row.method) for table in tables.values() for part in table.sections for row in part.rows}
     others = [entry for entry in entries if (entry.data, entry.model, entry.method) not in shown]
-    parts, told = [_head(entries, command)], dict[str, None]()
-    for name, table in tables.items():
-        # What is known about the paper's numbers stands once, at the end of the page.
-        notes = paper_notes(table)
-        told |= dict.fromkeys(notes)
-        kept = [note for note in table.notes if note.removeprefix("The paper's ") not in notes]
-        title = f"Table {name.removeprefix('table')}: {table.title}"
-        parts.append(to_markdown(replace(table, title=title, notes=tuple(kept)), heading="##"))
+    parts = ["# Results\n", *([note] if note else []), f"{FIGURES['tradeoff'].about} {_RANKS}\n"]
+    for section in ranked.sections:
+        path = tradeoffs.get(figure_stem("tradeoff", section.data, section.model))
+        part = replace(ranked, sections=(replace(section, rows=rank_rows(section.rows)),), notes=())
+        parts += [f"## {section.title}\n", *([_picture(section.title, path)] if path else [])]
+        parts += [to_markdown(part, heading=None)]
+    parts += ["\n".join(ranked.notes) + "\n", _about_page(entries, command)]
+    # A note stands below the first table that needs it, what is known about the paper's numbers at the end of the page.
+    told, known = set(ranked.notes), dict[str, None]()
     if others:
-        table = compare_table(others, calibrated=True, info=_INFO, name="others", title="Other runs")
-        parts.append(to_markdown(table, heading="##"))
-    parts += ["## Figures\n", *map(_figure, figures)] if figures else []
-    parts += ["## Runs\n", "What every row was made of; the record holds all metrics with their 95 % intervals.\n"]
-    parts += ["\n".join(_run(entry, link) for entry in sorted(entries, key=result_name)) + "\n"]
-    return "\n".join([*parts, _about_paper(list(told))])
+        tables["others"] = compare_table(others, calibrated=True, info=_INFO, name="others", title="Other runs")
+    for name, table in tables.items():
+        found = paper_notes(table)
+        known |= dict.fromkeys(found)
+        kept = [note for note in table.notes if note not in told and note.removeprefix("The paper's ") not in found]
+        told |= {*kept}
+        title = f"Table {name[-1]}: {table.title}" if name in load_paper().tables else table.title
+        parts.append(to_markdown(replace(table, title=title, notes=tuple(kept)), heading="##"))
+    for kind, paths in drawn.items():
+        parts += [f"## {FIGURES[kind].title}\n", f"{FIGURES[kind].about}\n"] if paths else []
+        parts += [_picture(Path(path).stem.removeprefix(f"{kind}-"), path) for path in paths]
+    return "\n".join([*parts, _runs(entries, link), _about_paper(list(known))])
 
 
 def write_results_page(folder: str | Path, *, out: str | Path, figures: str | Path | None = None) -> list[Path]:
     """Write the page of all records of a folder, and as PNG its figures into another; return the files.
 
-    Figures of an earlier page are replaced. If ``figures`` is None, the page shows those in ``figures/`` beside it.
+    Figures of an earlier page are replaced. If ``figures`` is None, the page shows those in ``figures/`` beside it. It
+    begins with the ``note.md`` among the records.
     """
     entries, page = load_results(folder), Path(out)
     page.parent.mkdir(parents=True, exist_ok=True)
@@ -267,46 +286,53 @@ def write_results_page(folder: str | Path, *, out: str | Path, figures: str | Pa
     words = ["calibrant", "results", "render", _relative(folder), "--out", _relative(page)]
     words += ["--figures", _relative(place)] if drawn else []
     links = [_relative(file, page.parent) for file in drawn]
-    text = render_results(entries, link=_relative(folder, page.parent), command=shlex.join(words), figures=links)
+    said = Path(folder) / "note.md"
+    note = said.read_text(encoding="utf-8") if said.exists() else ""
+    text = render_results(entries, link=_relative(folder, page.parent), command=shlex.join(words), figures=links, note=note)
     write_file(page, text)
     return [page, *([] if figures is None else drawn)]
 
 
-def _head(entries: Sequence[Entry], command: str) -> str:
-    machines = dict.fromkeys(str(entry.facts["machine"]) for entry in entries if "machine" in entry.facts)
+def _about_page(entries: Sequence[Entry], command: str) -> str:
     seconds = sum(float(str(entry.facts.get("seconds", 0))) for entry in entries if entry.temperature is None)
     return (
-        "# Results\n\n"
-        f"Runs: {len(entries)}, on {', '.join(machines) or 'an unknown machine'}, {write_duration(seconds)} of training.\n"
-        f"Where [the paper]({load_paper().url}) has numbers for the same, they stand below ours.\n"
-        "Epochs, preset and number of seeds stand in every row; a shorter run is never shown as a full one, and bold compares\n"
-        "only rows of the same length. Numbers are of the test set; no epoch was chosen by it.\n"
-        "The command and the machine of every run stand below.\n\n"
-        f"This page is made from the records of its runs; edit nothing here. After adding one:\n\n```\n{command}\n```\n"
+        "## About this page\n\n"
+        f"It shows {len(entries)} runs, {write_duration(seconds)} of training. All numbers are of the test set, which chose\n"
+        f"nothing. Numbers of [the paper]({load_paper().url}) stand below ours.\n"
+        "The page is made from the records of its runs. To change it, add a record and run\n\n"
+        f"```\n{command}\n```\n"
     )
 
 
-def _figure(path: str) -> str:
-    # A figure is called KIND-DATA-NETWORK.
-    kind = next((kind for kind in _CAPTIONS if Path(path).stem.startswith(f"{kind}-")), "")
-    caption = escape_markdown(f"{_CAPTIONS.get(kind, 'Figure')}: {Path(path).stem.removeprefix(f'{kind}-')}.")
-    return f"![{caption}]({_address(path)})\n\n{caption}\n"
+def _picture(text: str, path: str) -> str:
+    return f"![{escape_markdown(text)}]({_address(path)})\n"
 
 
-def _run(entry: Entry, link: str) -> str:
-    name, facts = result_name(entry), entry.facts
-    said = [f"{entry.epochs} epochs, seed {entry.seed}"]
+def _runs(entries: Sequence[Entry], link: str) -> str:
+    """A line for every run; what all have in common stands once."""
+    said = [(entry, _facts_of(entry)) for entry in sorted(entries, key=result_name)]
+    common = [fact for fact in said[0][1] if len(said) > 1 and all(fact in facts for _, facts in said)]
+    lines = [
+        "## Runs\n",
+        "A record holds the whole recipe and all metrics.",
+        *([f"All runs: {'; '.join(common)}."] if common else []),
+        "",
+    ]
+    for entry, facts in said:
+        name, own = result_name(entry), [fact for fact in facts if fact not in common]
+        lines.append(f"- [`{name}`]({_address(f'{link}/{name}')}): {'; '.join(own)}.")
+        lines += [f"  `{entry.facts['command']}`"] if "command" in entry.facts else []
+    return "\n".join(lines) + "\n"
+
+
+def _facts_of(entry: Entry) -> list[str]:
+    facts: Mapping[str, Any] = entry.facts
+    said = [f"{entry.epochs} epochs", f"seed {entry.seed}"]
     said += [] if entry.best_epoch is None else [f"taken from epoch {entry.best_epoch + 1}"]
     said += [] if entry.temperature is None else [f"temperature {entry.temperature:.3f}"]
-    said += [", ".join(f"{key}={value}" for key, value in entry.recipe.items() if key.startswith(CHOICES))]
-    if "machine" in facts:
-        said.append(f"{facts['machine']}, {write_duration(float(str(facts.get('seconds', 0))))}")
-    for found in (facts.get(name) for name in ("versions", "examples")):
-        pairs = found.items() if isinstance(found, Mapping) else ()
-        said.append(", ".join(f"{key} {value:,}" if isinstance(value, int) else f"{key} {value}" for key, value in pairs))
-    said.append(str(facts.get("note", "")))
-    line = f"- [`{name}`]({_address(f'{link}/{name}')}): {'; '.join(filter(None, said))}."
-    return f"{line}\n  `{facts['command']}`" if "command" in facts else line
+    said += [write_duration(facts["seconds"])] if "seconds" in facts else []
+    said += [str(facts.get("machine", "")), ", ".join(f"{name} {found}" for name, found in facts.get("versions", {}).items())]
+    return [*filter(None, said), *filter(None, str(facts.get("note", "")).split("; "))]
 
 
 def _address(path: str) -> str:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -22,7 +23,7 @@ from calibrant.core.records import Bins, BinSweep, Entry
 from calibrant.metrics.levels import BIN_COUNTS, bin_sweep
 from calibrant.metrics.measure import Watched
 from calibrant.metrics.verdict import PALETTE, draw_counts, draw_diagram, intervals_of, main_error
-from calibrant.report.rows import Mean, Row, Section, Style, group_rows, metric_column
+from calibrant.report.rows import Mean, Row, Section, Style, group_rows, metric_column, trained_alike
 from calibrant.report.save import (
     COLUMN_WIDTH,
     TEXT_WIDTH,
@@ -80,11 +81,12 @@ class Band(NamedTuple):
 
 
 class Line(NamedTuple):
-    """What is drawn of one row: its label, its look, and name → line."""
+    """What is drawn of one row: its label, its look, name → line, and what the legend calls it."""
 
     label: str
     style: Style
     bands: Mapping[str, Band]
+    legend: str = ""
 
 
 def band_of(curves: Sequence[Curve]) -> Band | None:
@@ -106,14 +108,14 @@ def _lines(rows: Sequence[Row], curves_of: Callable[[Entry], Mapping[str, Curve]
         runs = [curves_of(run) for run in row.runs]
         bands = {key: band for key in runs[0] if (band := band_of([run[key] for run in runs if key in run])) is not None}
         if any(key in bands for key in needs):
-            lines.append(Line(row.label, row.style, bands))
+            lines.append(Line(row.label, row.style, bands, row.legend))
     return lines
 
 
 def prepare_curves(rows: Sequence[Row]) -> list[Line]:
     """Read the learning curves (`CURVES`, and the learning rate as ``lr``) of all rows that have a history.
 
-    A run that was repaired afterwards (``+ts``) has none.
+    They are of averaged weights where a run predicts with these. A run that was repaired afterwards (``+ts``) has none.
     """
     return _lines(rows, lambda run: {key: run.curve(key) for key in (*CURVES, "lr")}, needs=CURVES)
 
@@ -156,16 +158,6 @@ def draw_lines(lines: Sequence[Line], *, keys: Sequence[str], title: str | None 
     calibrated model with the confidences of the row of least ECE over 15 bins, which the legend names. If that row runs along
     the line, its rise is due to chance. Of ``keys`` that no row has on the test set, those on the validation set are drawn.
 
-    Example:
-        >>> from calibrant import Predictions, measure
-        >>> from calibrant.report.rows import group_rows
-        >>> scores = measure(Predictions(probs=[[0.9, 0.1], [0.2, 0.8]], labels=[0, 0]))
-        >>> history = [{"test_ece": 0.02, "test_error": 0.3}, {"test_ece": 0.01, "test_error": 0.2}]
-        >>> rows = group_rows([Entry("coins", "ce", scores, history=tuple(history))])[0].rows
-        >>> figure = draw_lines(prepare_curves(rows), keys=("test_ece", "test_error"))
-        >>> figure.axes[0].get_lines()[0].get_ydata().tolist()
-        [2.0, 1.0]
-
     Reference:
         Wang and Golebiowski, TMLR 2024, figures 3 and 5.
     """
@@ -190,7 +182,8 @@ def _draw_panel(ax: Axes, lines: Sequence[Line], key: str) -> None:
         y = factor * np.array(mean)
         # About eight markers a line, of which those of different lines do not coincide.
         every = -(-len(x) // 8)
-        drawn: list[Artist] = [*ax.plot(x, y, markevery=(number % every, every), label=line.label, **line.style.options())]
+        look = line.style.options() | {"label": line.legend or line.label, "markevery": (number % every, every)}
+        drawn: list[Artist] = [*ax.plot(x, y, **look)]
         if std is not None:
             ends = y - factor * np.array(std), y + factor * np.array(std)
             drawn.append(ax.fill_between(x, *ends, color=line.style.color, alpha=alpha, linewidth=0))
@@ -247,27 +240,31 @@ def log_axis(ax: Axes, name: Literal["x", "y"]) -> None:
 class TradeoffPoint(NamedTuple):
     """A row's place: error and ECE over its seeds.
 
-    ``best`` says whether it is on the Pareto front: no other row of as many test examples is as good in both and better in one.
-    A part of a test set may be an easy one, so a row of fewer examples is not on it.
+    ``best`` says whether it is on the Pareto front: no other row that had as many training examples is as good in both and
+    better in one. A part of a test set may be an easy one, so a row of fewer test examples is not on it.
     """
 
-    label: str
-    style: Style
+    row: Row
     error: Mean
     ece: Mean
     best: bool
 
+    @property
+    def label(self) -> str:
+        """That of its row."""
+        return self.row.label
+
     def beats(self, other: TradeoffPoint) -> bool:
-        """Whether it is as good in both, and better in one."""
+        """Whether it is as good in both, and better in one, with as many training examples."""
         own, theirs = ((point.error.mean, point.ece.mean) for point in (self, other))
-        return own != theirs and own[0] <= theirs[0] and own[1] <= theirs[1]
+        return trained_alike(self.row, other.row) and own != theirs and own[0] <= theirs[0] and own[1] <= theirs[1]
 
 
 def prepare_tradeoff(rows: Sequence[Row]) -> list[TradeoffPoint]:
-    """Take error and ECE of all rows that have both, and find the Pareto front."""
+    """Take error and ECE of all rows that have both, and find the Pareto front of each number of training examples."""
     placed = [row for row in rows if all(math.isfinite(row.mean(key)) for key in ("error", "ece"))]
     most = max((row.examples or 0 for row in placed), default=0)
-    points = [TradeoffPoint(r.label, r.style, r.cells["error"], r.cells["ece"], r.examples == most) for r in placed]
+    points = [TradeoffPoint(row, row.cells["error"], row.cells["ece"], row.examples == most) for row in placed]
     rivals = [point for point in points if point.best]
     return [point._replace(best=point.best and not any(rival.beats(point) for rival in rivals)) for point in points]
 
@@ -275,37 +272,43 @@ def prepare_tradeoff(rows: Sequence[Row]) -> list[TradeoffPoint]:
 def draw_tradeoff(points: Sequence[TradeoffPoint], *, title: str | None = None, legend: bool = True) -> Figure:
     """Draw ECE against error in per cent, a point a row, with the Pareto front.
 
-    The stepped line joins the rows that no other row beats in both. Bars are standard deviations over seeds.
+    The stepped line joins the rows that no other row beats in both, for each number of training examples. Bars are standard
+    deviations over seeds. An error above three times the lowest lies at the right edge, and the legend tells it.
 
     Reference:
         Wang and Golebiowski, TMLR 2024, appendix (predictive-calibration trade-off).
     """
-    with print_figure(*((COLUMN_WIDTH, 2.7) if len(points) <= 6 else (0.75 * TEXT_WIDTH, 3.4))) as figure:
+    with print_figure(*((COLUMN_WIDTH, 2.7) if len(points) <= 6 else (TEXT_WIDTH, 3.4))) as figure:
         ax = figure.subplots()
+        errors = [point.error.mean for point in points]
+        edge = 104 * max(error for error in errors if error <= 3 * min(errors)) or math.inf
         for point in points:
-            _draw_point(ax, point)
+            _draw_point(ax, point, edge)
         ax.set(xlabel="test error (%)", ylabel="test ECE (%)")
         ax.margins(0.08)
-        errors = {point.error.mean for point in points}
-        if min(errors) > 0 and len(errors) > 1:
-            log_axis(ax, "x")
         log_axis(ax, "y")
-        # To the edges of the figure and beyond: what is as bad as that in one is beaten by the ends of the front.
-        front = sorted((100 * point.error.mean, 100 * point.ece.mean) for point in points if point.best)
-        x, y = zip((front[0][0], 1000), *front, (1000, front[-1][1]), strict=True)
         ax.autoscale(False)
-        ax.step(x, y, where="post", color="0.35", linewidth=0.9, linestyle="--", zorder=2, label="Pareto front")
+        best = [point for point in points if point.best]
+        amounts: Sequence[int | None] = sorted({point.row.trained or 0 for point in best} - {0}) or [None]
+        for amount, line in zip(amounts, cycle(("--", ":", "-.")), strict=False):
+            on = [point for point in best if point.row.trained in (amount, None)]
+            front = sorted((100 * point.error.mean, 100 * point.ece.mean) for point in on)
+            # To the edges of the figure and beyond: what is as bad as that in one is beaten by the ends of the front.
+            x, y = zip((front[0][0], 1000), *front, (1000, front[-1][1]), strict=True)
+            label = f"Pareto front{f' ({amount:,})' if len(amounts) > 1 else ''}"
+            ax.step(x, y, where="post", color="0.35", linewidth=0.9, linestyle=line, zorder=2, label=label)
         ax.grid()
         if legend:
             add_legend(figure, title, "mean ± std over seeds" if any(point.error.std is not None for point in points) else "")
     return figure
 
 
-def _draw_point(ax: Axes, point: TradeoffPoint) -> None:
+def _draw_point(ax: Axes, point: TradeoffPoint, edge: float) -> None:
     x, y = 100 * point.error.mean, 100 * point.ece.mean
-    look = point.style.options() | {"linestyle": "none", "markersize": 6.5 if point.best else 5}
+    look = point.row.style.options() | {"linestyle": "none", "markersize": 6.5 if point.best else 5}
+    look |= {"label": point.row.legend + f" ({x:.1f}% error →)" * (x > edge), "elinewidth": 0.7, "capsize": 1.5, "zorder": 4}
     stds = [None if std is None else 100 * std for std in (point.ece.std, point.error.std)]
-    drawn = ax.errorbar(x, y, yerr=stds[0], xerr=stds[1], label=point.label, zorder=4, elinewidth=0.7, capsize=1.5, **look)
+    drawn = ax.errorbar(min(x, edge), y, yerr=stds[0], xerr=None if x > edge else stds[1], **look)
     seeds = len(point.error.values)
     runs = f"mean of {seeds} seeds" if seeds > 1 else "one run"
     rank = "no method beats it in both" if point.best else "another method beats it"
@@ -567,6 +570,9 @@ FIGURES: dict[str, FigureKind] = {
         prepare_reliability,
         draw_reliability_grid,
         "test predictions, or as many bins in its record",
+        "Reliability diagrams",
+        "Bars are the accuracy of a bin, hatched parts its gap to the mean confidence, thin lines 95 % intervals: one that "
+        "crosses the diagonal is no sign of an error.",
         of_run=True,
         of_bins=True,
     ),
@@ -575,8 +581,8 @@ FIGURES: dict[str, FigureKind] = {
         draw_tradeoff,
         "two rows or more with an error and an ECE",
         "Error against calibration error",
-        "Lower left is best. The stepped line joins the methods that no other one beats in both. Bars are standard deviations "
-        "over seeds.",
+        "Lower left is best. The stepped line joins the methods that no other beats in both; each number of training examples "
+        "has a line of its own. Bars are standard deviations over seeds.",
         {"": {"legend": False}},
         least=2,
     ),
@@ -585,8 +591,8 @@ FIGURES: dict[str, FigureKind] = {
         partial(draw_lines, keys=("ece", "mce")),
         "test predictions or errors by number of bins",
         "Binned error against the number of bins",
-        "More bins hold fewer examples each, so that chance alone raises the error of any model. The thin grey line is the "
-        "error that it gives a calibrated model.",
+        "With more bins, each holds fewer examples, and chance alone raises the error of any model. The thin grey line is what "
+        "a calibrated model would show.",
         {key.upper(): {"keys": (key,), "legend": False} for key in ("ece", "mce")},
     ),
     "curves": FigureKind(
@@ -594,9 +600,9 @@ FIGURES: dict[str, FigureKind] = {
         partial(draw_lines, keys=("test_ece", "test_error")),
         "a history of training",
         "Learning curves",
-        "Lines are means over the seeds at the epochs that all of them evaluated, bands one standard deviation; dotted lines "
-        "are drops of the learning rate. The table is about the epoch that a run kept (train.select), which need not be its "
-        "last.",
+        "Lines are means over the seeds, bands one standard deviation; dotted lines are drops of the learning rate. A run that "
+        "averages its weights shows the averaged network. Tables are about the epoch that a run kept (train.select), which "
+        "need not be its last.",
         {PANELS[key][0].removesuffix(" (%)"): {"keys": (key,), "legend": False} for key in CURVES},
     ),
     "gamma-epochs": FigureKind(
@@ -604,7 +610,7 @@ FIGURES: dict[str, FigureKind] = {
         partial(draw_lines, keys=("gamma",)),
         "a gamma in its history",
         "Gamma while training",
-        "Its mean over the test examples; the band is the spread over them, narrow where all share one gamma.",
+        "The line is the mean over the test examples, the band the spread over them, narrow where all share one gamma.",
         {"": {"legend": False}},
     ),
     "gamma-confidence": FigureKind(
@@ -612,8 +618,8 @@ FIGURES: dict[str, FigureKind] = {
         draw_gamma_confidence,
         "test predictions with a column `gamma`",
         "Gamma against confidence",
-        "Every dot is a test example; lines are running means. The axis is stretched towards 1, where most examples of a good "
-        "classifier lie.",
+        "Each dot is a test example; lines are running means. The axis is stretched towards 1, where a good classifier has "
+        "most of its examples.",
         {"": {"columns": 1}},
         of_run=True,
     ),

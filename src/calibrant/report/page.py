@@ -46,7 +46,7 @@ from calibrant.metrics.verdict import (
     write_value,
 )
 from calibrant.report.figures import page_charts, panel_of_run, swatch
-from calibrant.report.rows import Row, Section, Table, columns_of, comparable, group_rows, metric_column
+from calibrant.report.rows import Row, Section, Table, comparable
 
 _SCRIPTS = ("svg.js", "reliability.js", "shares.js", "classes.js", "runs.js", "main.js")
 # Where sliders stop; the number of bins asked for is added.
@@ -116,7 +116,6 @@ def render_page(
     examined: Examined | None = None,
     *,
     repaired: Repair | None = None,
-    entries: Sequence[Entry] = (),
     table: Table | None = None,
     above: Table | None = None,
     title: str | None = None,
@@ -131,8 +130,7 @@ def render_page(
     Args:
         examined: Predictions and their scores; None for a page of runs only.
         repaired: What a repair did for them.
-        entries: Runs to compare, of any data sets; those that differ only in their seed make one row.
-        table: A table of runs to show in place of ``entries``, with what was tested and marked in it.
+        table: Runs to compare, as of `calibrant.grid.compare_table`.
         above: Another table, to show before the runs.
         title: Title of the page; made from the file or the data sets by default.
         verdict: What stands at the top, where it is known already; see `give_verdict` and `give_runs_verdict`.
@@ -149,9 +147,8 @@ def render_page(
         >>> page.startswith("<!doctype html>"), "<title>Coins</title>" in page
         (True, True)
     """
-    table = plain_table(entries) if table is None and entries else table
     if examined is None and (repaired is not None or table is None):
-        raise ValueError("render_page: `examined` or `entries` must be given, got neither.")
+        raise ValueError("render_page: `examined` or `table` must be given, got neither.")
     sections = table.sections if table else ()
     verdict = verdict or (give_verdict(examined.scores, repaired) if examined else give_runs_verdict(sections))
     names = [Path(examined.scores.file or "Predictions").name] if examined else [section.title for section in sections]
@@ -260,13 +257,6 @@ def _label(name: str) -> str:
     return "doing nothing" if name == "none" else name
 
 
-def plain_table(entries: Sequence[Entry]) -> Table:
-    """Return the table of runs without tests."""
-    columns = tuple(map(metric_column, columns_of(entries)))
-    note = "Means over seeds ± their standard deviation. Bold: the lowest among rows of the same data, network and settings."
-    return Table("runs", "Runs compared", columns, tuple(group_rows(entries)), notes=(note,))
-
-
 def _run_charts(sections: Sequence[Section], stops: Sequence[int]) -> tuple[dict[str, object], list[dict[str, object]]]:
     """The charts of every data set and network: what the template writes, and what the scripts draw diagrams from."""
     ours = [replace(section, rows=tuple(row for row in section.rows if row.runs)) for section in sections]
@@ -369,11 +359,6 @@ def bin_rows(bins: Bins, intervals: Tensor | None = None, *, scale: float = 1.0)
 
     These are its index, examples, confidence, accuracy, and the ends of its 95 % interval; all but the first two in
     ten-thousandths. ``scale`` is below one for examples of unequal weight: independent examples to a unit of ``bins.count``.
-
-    Example:
-        >>> half = torch.tensor([0.5, 0.0])
-        >>> bin_rows(Bins(torch.tensor([0, 0.5, 1]), torch.tensor([10.0, 0.0]), half, half))
-        [0, 10.0, 5000, 5000, 2366, 7634]
     """
     ends = intervals_of(bins, scale=scale) if intervals is None else intervals
     shares = UNIT * torch.column_stack([bins.confidence, bins.accuracy, ends])

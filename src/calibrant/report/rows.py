@@ -36,10 +36,11 @@ _SPARE = ("purple", "blue", "orange", "grey", "sky", "green", "vermillion", "bla
 
 EMPTY = "–"
 # Columns that describe a row, and their heads.
-Info = Literal["choices", "preset", "epochs", "seeds", "calibrated"]
+Info = Literal["choices", "preset", "trained", "epochs", "seeds", "calibrated"]
 INFO_NAMES: dict[Info, str] = {
     "choices": "Weights, epoch",
     "preset": "Preset",
+    "trained": "Trained on",
     "epochs": "Epochs",
     "seeds": "Seeds",
     "calibrated": "p if calibrated",
@@ -106,7 +107,7 @@ class Mean:
         mean: Its mean.
         std: Standard deviation over runs, of two or more.
         values: The number of every run, where known.
-        best: Whether no row that it may be compared with has a lower one, as printed.
+        best: Whether no row that it may be compared with, trained on as many examples, has a lower one, as printed.
         p_value: Of the difference to what its table tests against, corrected; None where nothing was tested.
         over: What that test sampled, "seeds" or "examples".
     """
@@ -144,6 +145,7 @@ class Row:
         runs: Its entries by rising seed; none of the paper and of differences.
         preset: Preset of the method, where it has one.
         epochs: Length of training, where known.
+        trained: Number of training examples, where known.
         model: The network, where known.
         n_runs: Number of runs behind it, where known.
         seeds: Their seeds, where known.
@@ -159,6 +161,7 @@ class Row:
     runs: tuple[Entry, ...] = field(default=(), repr=False)
     preset: str | None = None
     epochs: int | None = None
+    trained: int | None = None
     model: str | None = None
     n_runs: int | None = None
     seeds: tuple[int, ...] = ()
@@ -175,6 +178,11 @@ class Row:
     def is_stale(self) -> bool:
         """Whether older code computed its p-values, and nothing is there to compute them again."""
         return any(run.facts.get("stale") for run in self.runs)
+
+    @property
+    def legend(self) -> str:
+        """What a figure calls it: also whether its networks have averaged weights."""
+        return self.label + " (averaged)" * (self.recipe.get("train.average", "no") != "no")
 
     @property
     def choices(self) -> str:
@@ -196,14 +204,15 @@ class Row:
             # The runs share test examples, so that the bound of Bonferroni is what holds.
             joint = min(1.0, len(self.runs) * min(run.scores.ece_if_calibrated.p_value for run in self.runs))
             return (f"{joint:.3f}" if joint >= 0.001 else "< 0.001") + "‡" * self.is_stale
-        found = {"choices": self.choices or None, "preset": self.preset, "epochs": self.epochs, "seeds": self.n_runs}.get(name)
-        return EMPTY if found is None else str(found)
+        found = {"choices": self.choices or None, "preset": self.preset, "epochs": self.epochs, "seeds": self.n_runs}
+        found["trained"] = self.trained and f"{self.trained:,}"
+        return str(found.get(name) or EMPTY)
 
     def spread(self, column: Column) -> str:
         """Standard deviation of a number as printed; a single run has its interval instead."""
         std = self.cells[column.key].shown(column)[1]
         if std is None and len(self.runs) == 1:
-            return write_interval(self.runs[0].scores[column.key], "%" if column.percent else "")
+            return write_interval(self.runs[0].scores[column.key], "%" if column.percent else "") + "‡" * self.is_stale
         return "" if std is None else f"± {std}"
 
 
@@ -250,6 +259,10 @@ class Table:
     def rows(self) -> tuple[Row, ...]:
         """All rows of all sections."""
         return tuple(row for section in self.sections for row in section.rows)
+
+    def varies(self, name: Info) -> bool:
+        """Whether rows are known to differ in a column that describes them."""
+        return len({row.info(name) for row in self.rows} - {EMPTY}) > 1
 
     @property
     def heads(self) -> list[str]:
@@ -300,6 +313,11 @@ def row_key(entry: Entry) -> tuple[object, ...]:
 def settings_of(entry: Entry) -> dict[str, str]:
     """Return what was set for a run besides data, method, network, epochs and seed, and that changes the result."""
     return settle(entry.method, entry.preset, entry.recipe)[1]
+
+
+def trained_alike(first: Row, second: Row) -> bool:
+    """Whether two rows had as many training examples, as far as is known."""
+    return len({first.trained, second.trained} - {None}) < 2
 
 
 def comparable(first: Row, second: Row) -> bool:
@@ -353,6 +371,7 @@ def _row(runs: Sequence[Entry]) -> Row:
         runs=by_seed,
         preset=_preset(first),
         epochs=first.epochs,
+        trained=_trained(first),
         model=first.model,
         n_runs=len(runs),
         seeds=tuple(run.seed for run in by_seed if run.seed is not None),
@@ -364,8 +383,14 @@ def _row(runs: Sequence[Entry]) -> Row:
 def _facts_of_data(entry: Entry) -> dict[str, object]:
     facts: Mapping[str, Any] = entry.facts
     # Earlier releases held out more for some methods.
-    used = {"train_examples": facts["examples"]["train"]} if "train" in facts.get("examples", ()) else {}
+    used = {} if (trained := _trained(entry)) is None else {"train_examples": trained}
     return {**(facts.get("data") or {}), **used, "test_examples": entry.scores.n}
+
+
+def _trained(entry: Entry) -> int | None:
+    parts: Any = entry.facts.get("examples", {})
+    trained: int | None = parts.get("train")
+    return trained
 
 
 def _section(data: str, model: str | None, rows: Sequence[Row]) -> Section:
@@ -396,7 +421,8 @@ def _mark_best(row: Row, rows: Sequence[Row]) -> Row:
 
     Somebody's predictions alone are no company beside runs of another length or other settings.
     """
-    others, cells = [other for other in rows if other is not row and comparable(row, other)], dict(row.cells)
+    others = [other for other in rows if other is not row and comparable(row, other) and trained_alike(row, other)]
+    cells = dict(row.cells)
     if all(other.runs[0].is_foreign for other in others) and sum(not other.runs[0].is_foreign for other in rows) > 1:
         return row
     for key, cell in row.cells.items():
@@ -410,12 +436,7 @@ def _mark_best(row: Row, rows: Sequence[Row]) -> Row:
 
 
 def method_name(method: str) -> str:
-    """Return what a method is called in print; a name that is not in the catalogue stays as it is.
-
-    Example:
-        >>> method_name("flgamma-sece"), method_name("ce+ts"), method_name("mine")
-        ('FLγ-SECE', 'CE (TS)', 'mine')
-    """
+    """Return what a method is called in print; a name that is not in the catalogue stays as it is."""
     base, scaled = split_name(method)
     name = METHODS[base].label if base in METHODS else base
     return f"{name} (TS)" if scaled else name
@@ -434,11 +455,6 @@ def styles_of(variants: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Styl
     A known method always has the same marker and line, and the same colour unless another method has it and one is free. A
     variant of a method (``+ts``, or other settings, in words) has its colour, an empty marker and other dashes: the first has
     the method's marker, every further one another marker. Unknown names take what is free.
-
-    Example:
-        >>> styles = styles_of([("ce", ""), ("ce+ts", ""), ("mine", "")])
-        >>> [style.filled for style in styles.values()], len({style.color for style in styles.values()})
-        ([True, False, True], 2)
     """
     wanted = [(*split_name(method), method, variant) for method, variant in dict.fromkeys(variants)]
     given, lines = dict.fromkeys(base for base, *_ in wanted), [*_LINES]

@@ -130,12 +130,7 @@ def save_figure(figure: Figure, path: str | Path, *, kinds: Sequence[str] = ("pn
 
 
 def figure_stem(kind: str, data: str, model: str | None) -> str:
-    """Return the name, without ending, of the file of a kind of figure about one data set and network.
-
-    Example:
-        >>> figure_stem("curves", "my data/v2", "own:net"), figure_stem("curves", "digits (quick)", None)
-        ('curves-my_data_v2-own_net', 'curves-digits-quick')
-    """
+    """Return the name, without ending, of the file of a kind of figure about one data set and network."""
     names = [[part.strip() for part in re.split(r"[()]", name)] for name in (data, model) if name]
     return "-".join([kind, *("-".join(re.sub(r"[^\w.+]+", "_", part) for part in parts if part) or "_" for parts in names)])
 

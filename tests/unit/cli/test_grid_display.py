@@ -106,10 +106,10 @@ def test_show_table_marks_the_best_and_says_what_signs_mean() -> None:
     # Nothing is bold in a file.
     assert ["focal", "3", "4.00", "±", "1.00*", "1.00", "±", "0.10*†"] in said
     assert ["paper", "–", "–", "2.00"] in said
-    assert "; *: the lowest comparable; †: differs from the first row, p < 0.05" in " ".join(stream.getvalue().split())
+    assert "; *: the best comparable; †: differs from the first row, p < 0.05" in " ".join(stream.getvalue().split())
     terminal = io.StringIO()
     show_table(table, console=Terminal(file=terminal, width=60, force_terminal=True, color_system="standard"))
-    assert "bold: the lowest" in terminal.getvalue()
+    assert "bold: the best" in terminal.getvalue()
     assert "*" not in terminal.getvalue()
     narrow = io.StringIO()
     show_table(table, console=Terminal(file=narrow, width=36))

@@ -167,7 +167,7 @@ TABLE = Table("t", "A <title>", COLUMNS, (Section("CIFAR-10", (OURS, THEIRS)), S
 
 
 def test_page_shows_another_table_before_the_runs() -> None:
-    page = render_page(entries=[run_of("ce")], above=TABLE)
+    page = render_page(table=compare_table([run_of("ce")]), above=TABLE)
     assert page.index("A &lt;title&gt;</h2>") < page.index('id="runs"')
     assert '<th scope="rowgroup" colspan="4"><b>CIFAR-10</b></th>' in page
     assert page.count('scope="rowgroup"') == 2

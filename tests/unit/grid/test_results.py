@@ -121,6 +121,7 @@ def test_record_of_older_statistics_is_measured_again_or_marked() -> None:
     assert marked.scores["ece"].low == 0.4
     table = compare_table([marked, run(method="focal")], calibrated=True, metrics=("ece",))
     assert [line.info("calibrated").endswith("‡") for line in table.rows] == [True, False]
+    assert [line.spread(table.columns[0]).endswith("‡") for line in table.rows] == [True, False]
     assert any(note.startswith("‡") for note in table.notes)
     assert "measured" not in result_from_entry(marked)
 

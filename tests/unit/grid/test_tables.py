@@ -91,6 +91,15 @@ def test_compare_table_several_values_are_bold_if_only_some_rows_may_be_compared
     # One alone has nothing to be compared with, and is not marked though it is the lowest.
     short = compare_table([run_of("ce", 0.05), run_of("focal", 0.06), run_of("flsd", 0.01, 0.01, epochs=20)])
     assert bold(short, "error") == ["ce"]
+    # More images to train on are an advantage.
+    less, more = ({"examples": {"train": count}} for count in (40000, 45000))
+    unlike = [replace(run_of("ce", 0.03), facts=more), replace(run_of("flsd", 0.04), facts=more)]
+    unlike += [replace(run_of("flgamma", 0.05), facts=less), replace(run_of("flgamma-sece", 0.06), facts=less)]
+    table = compare_table(unlike)
+    assert bold(table, "error") == ["ce", "flgamma"]
+    assert [found.info("trained") for found in table.rows] == ["45,000", "45,000", "40,000", "40,000"]
+    assert "trained" in table.info
+    assert "trained" not in compare_table(unlike[:2]).info
 
 
 def test_compare_table_own_settings_are_in_the_label_common_ones_in_a_note() -> None:

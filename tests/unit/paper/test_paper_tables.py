@@ -79,7 +79,12 @@ def test_table5_corrects_for_its_number_of_rows() -> None:
 
 def test_make_paper_tables_makes_those_that_have_their_runs() -> None:
     assert list(make_paper_tables([run_of("ce")])) == ["table1"]
-    assert list(make_paper_tables([run_of("ce"), run_of("flgamma"), run_of("flgamma-sece")])) == ["table1", "table2", "table5"]
+    runs = [run_of("ce"), run_of("flgamma"), run_of("flgamma-sece"), run_of("flgamma-sece", data="cifar100")]
+    tables = make_paper_tables(runs)
+    assert list(tables) == ["table1", "table2"]
+    assert [section.data for section in tables["table2"].sections] == ["cifar10"]
+    # Only differences that were tested say more than Table 1.
+    assert list(make_paper_tables([*seeds("ce", 0.05), *seeds("focal", 0.06)])) == ["table1", "table5"]
     assert list(make_paper_tables([run_of("mdca"), run_of("adafocal")])) == ["table3"]
     # Tables of one network take no run of another, but one of an unknown one.
     runs = [run_of("ce"), run_of("focal", model="mlp"), run_of("mixup", model=None), run_of("ce-dece", model="densenet100")]

@@ -20,7 +20,8 @@ DOCS = ROOT / "docs"
 def test_committed_page_is_a_fresh_rendering_of_the_committed_results() -> None:
     figures = [f"figures/{file.name}" for file in sorted((DOCS / "figures").glob("*.png"))]
     command = "calibrant results render results --out docs/results.md --figures docs/figures"
-    fresh = render_results(load_results(ROOT / "results"), link="../results", command=command, figures=figures)
+    note = (ROOT / "results" / "note.md").read_text(encoding="utf-8")
+    fresh = render_results(load_results(ROOT / "results"), link="../results", command=command, figures=figures, note=note)
     assert (DOCS / "results.md").read_text(encoding="utf-8") == fresh
 
 
@@ -44,14 +45,7 @@ def test_page_shows_every_run_with_command_machine_epochs_and_seed() -> None:
     entry = replace(run_of("ce", seed=3), facts=facts, best_epoch=348)
     page = render_results([entry], link="../results", command="x")
     line = next(line for line in page.splitlines() if line.startswith("- [`cifar10-resnet18-ce-default-seed3.json`]"))
-    for text in (
-        "350 epochs, seed 3",
-        "taken from epoch 349",
-        "1x H200, 6 min",
-        "torch 2.11",
-        "train 45,000",
-        "every 5 epochs",
-    ):
+    for text in ("350 epochs", "seed 3", "taken from epoch 349", "1x H200", "6 min", "torch 2.11", "every 5 epochs"):
         assert text in line
     assert f"  `{command}`" in page
     assert "| CE " in page
@@ -73,9 +67,8 @@ def test_write_results_page_draws_what_records_allow(tmp_path: Path) -> None:
     assert not any(file.exists() for file in old)
     (figures / "mine.png").unlink()
     page = files[0].read_text(encoding="utf-8")
-    assert f"![ECE and MCE against the number of bins (chance alone makes both rise with it): {names[-1][11:-4]}." in page
-    assert f"](figures/{names[-1]})" in page
-    assert "![Reliability diagrams: cifar10-resnet18-15bins." in page
+    assert f"![{names[-1][11:-4]}](figures/{names[-1]})" in page
+    assert "## Reliability diagrams\n" in page
     assert "](../kept/" in page
     again = write_results_page(tmp_path / "kept", out=tmp_path / "docs" / "page.md")
     assert again[0].read_text(encoding="utf-8") == page
@@ -92,6 +85,34 @@ def test_page_names_the_command_that_made_it_without_a_place_of_this_machine(
         page = (tmp_path / "page" / "all.md").read_text(encoding="utf-8")
         assert "```\ncalibrant results render 'my runs' --out page/all.md --figures page/figs\n```" in page
         assert str(tmp_path) not in page
+
+
+def test_page_begins_with_the_note_the_tradeoff_and_a_ranking_of_rows_that_had_the_same_chances() -> None:
+    trained = {"ce": 45000, "focal": 45000, "flgamma-sece": 40000, "flgamma-dece": 40000}
+    made = (("ce", 0.06), ("focal", 0.05), ("flgamma-sece", 0.04), ("flgamma-dece", 0.07))
+    runs = [replace(run_of(method, error), facts={"examples": {"train": trained[method]}}) for method, error in made]
+    runs.append(replace(run_of("ce-dece", 0.02), facts={"examples": {"train": 44000}}))
+    figures = ["figures/curves-cifar10-resnet18.png", "figures/tradeoff-cifar10-resnet18.png"]
+    page = render_results(runs, link="x", command="x", figures=figures, note="Read this.\n")
+    places = [page.index(text) for text in ("Read this.", f"]({figures[1]})", "1. FLγ-SECE", "## Table 1", f"]({figures[0]})")]
+    assert places == sorted(places)
+    rows = rows_of(page, "CIFAR-10, resnet18")
+    assert [(row[0], row[3]) for row in rows] == [
+        ("CE-DECE", "44,000"),
+        ("1. FLγ-SECE", "40,000"),
+        ("2. FLγ-DECE", "40,000"),
+        ("1. Focal", "45,000"),
+        ("2. CE", "45,000"),
+    ]
+
+
+def test_page_says_once_what_all_runs_or_tables_have_in_common() -> None:
+    facts = {"machine": "1x H200", "versions": {"torch": "2.11"}, "note": "looked at every 5 epochs; killed"}
+    runs = [replace(run_of("ce"), facts=facts), replace(run_of("focal"), facts=facts | {"note": "looked at every 5 epochs"})]
+    page = render_results([*runs, run_of("brier")][:2], link="x", command="x")
+    assert "All runs: 350 epochs; seed 0; 1x H200; torch 2.11; looked at every 5 epochs." in page
+    assert page.count("1x H200") == page.count("Bold: ") == 1
+    assert "ce-default-seed0.json): killed." in page
 
 
 SPECIAL = "train.average=phase"

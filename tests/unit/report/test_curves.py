@@ -146,7 +146,7 @@ def test_draw_robustness_lines_and_bands_are_the_sweeps_of_the_records() -> None
     np.testing.assert_allclose(first.get_xydata(), [(10, 3), (100, 4), (1000, 6)])
     np.testing.assert_allclose(second.get_xydata(), [(10, 1), (100, 1), (1000, 2)])
     np.testing.assert_allclose(right.get_lines()[0].get_ydata(), [30, 60, 90])
-    assert [line.get_label() for line in left.get_lines()] == ["CE", "FLγ-SECE"]
+    assert [line.get_label() for line in left.get_lines()] == ["CE", "FLγ-SECE (averaged)"]
     assert ends_of_band(right, 10) == pytest.approx((30 - 100 * np.sqrt(0.02), 30 + 100 * np.sqrt(0.02)))
     for ax, name in ((left, "ECE"), (right, "MCE")):
         assert (ax.get_xlabel(), ax.get_ylabel(), ax.get_xscale()) == ("number of bins", f"test {name} (%)", "log")
@@ -311,15 +311,39 @@ def test_draw_tradeoff_front_steps_through_the_best_to_the_edges() -> None:
     assert front.get_drawstyle() == "steps-post"
     legend = ax.figure.legends[0]
     assert legend.get_title().get_text() == "cifar10, mean ± std over seeds"
-    assert {text.get_text() for text in legend.get_texts()} == {*(point.label for point in points_of(CROWDED)), "Pareto front"}
+    shown = {*(point.row.legend for point in points_of(CROWDED)), "Pareto front"}
+    assert {text.get_text() for text in legend.get_texts()} == shown >= {"CE", "FLγ-SECE (averaged)"}
 
 
-def test_draw_tradeoff_leaves_room_beside_a_method_that_failed() -> None:
+def test_tradeoff_has_a_front_for_each_number_of_training_examples() -> None:
+    trained = {"ce": 45000, "focal": 45000, "flgamma-sece": 40000, "ce-dece": 40000}
+    entries = [
+        replace(run_of(method, error=error, ece=ece), facts={"examples": {"train": trained[method]}})
+        for method, error, ece in (
+            ("ce", 0.05, 0.04),
+            ("focal", 0.06, 0.05),
+            ("flgamma-sece", 0.06, 0.05),
+            ("ce-dece", 0.07, 0.06),
+        )
+    ]
+    # Somebody's predictions may be held against all.
+    entries.append(run_of("mine", model=None, preset=None, epochs=None, error=0.04, ece=0.09))
+    points = prepare_tradeoff(group_rows(entries)[0].rows)
+    assert {point.label for point in points if point.best} == {"CE", "FLγ-SECE", "mine"}
+    fronts = {
+        line.get_label(): line.get_data() for line in draw_tradeoff(points).axes[0].get_lines() if "front" in line.get_label()
+    }
+    assert {label: list(x[1:-1]) for label, (x, _) in fronts.items()} == {
+        "Pareto front (40,000)": pytest.approx([4, 6]),
+        "Pareto front (45,000)": pytest.approx([4, 5]),
+    }
+
+
+def test_draw_tradeoff_puts_a_method_that_failed_at_the_edge_and_says_so() -> None:
     ax = draw_tradeoff(points_of({**CROWDED, "flgamma": (16.8, 12.0)})).axes[0]
-    assert ax.get_xscale() == "log"
-    low, high = ax.get_xlim()
-    assert low < 4.126 < 16.8 < high
-    ticks = [tick for tick in ax.get_xticks() if low <= tick <= high]
-    assert len(ticks) >= 2
-    # No error at all has no place on such an axis.
-    assert draw_tradeoff(points_of({"ce": (0.0, 4.0), "focal": (16.8, 12.0)})).axes[0].get_xscale() == "linear"
+    drawn = {point.get_label(): point[0].get_xdata()[0] for point in ax.containers}
+    edge = drawn.pop("FLγ (averaged) (16.8% error →)")
+    assert max(drawn.values()) < edge < ax.get_xlim()[1] < 7
+    # Where there is no error at all, every other is above three times the lowest.
+    ax = draw_tradeoff(points_of({"ce": (0.0, 4.0), "focal": (16.8, 12.0)})).axes[0]
+    assert ax.get_xlim()[1] > 16.8

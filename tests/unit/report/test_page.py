@@ -16,6 +16,7 @@ from calibrant import Predictions, measure
 from calibrant.calibrators import AutoCalibrator, Calibrator, Identity, Repaired, TemperatureScaling, name_of
 from calibrant.calibrators.auto import Ranked
 from calibrant.data.synthetic import synthetic_predictions
+from calibrant.grid.tables import compare_table
 from calibrant.metrics import METRICS
 from calibrant.metrics.paired import paired_test
 from calibrant.metrics.verdict import PALETTE, write_interval, write_value
@@ -65,9 +66,8 @@ def data_of(text: str) -> dict[str, object]:
 
 def test_page_asks_for_nothing_outside_itself() -> None:
     text = page()
-    assert (
-        re.findall(r"https?://(?!www\.w3\.org/2000/svg|www\.w3\.org/1999/xlink)", text + render_page(entries=made_runs())) == []
-    )
+    whole = text + render_page(table=compare_table(made_runs(), test=False))
+    assert re.findall(r"https?://(?!www\.w3\.org/2000/svg|www\.w3\.org/1999/xlink)", whole) == []
     assert re.findall(r'<(?:link|img|script|iframe)[^>]+(?:src|href)="(?!data:)', text) == []
     assert "@import" not in text
     assert "default-src 'none'" in text
@@ -206,12 +206,12 @@ def test_page_of_a_thousand_classes_stays_small() -> None:
 
 def test_page_of_nothing_is_refused() -> None:
     for given in (None, repaired()):
-        with pytest.raises(ValueError, match="`examined` or `entries` must be given"):
+        with pytest.raises(ValueError, match="`examined` or `table` must be given"):
             render_page(repaired=given)
 
 
 def test_page_of_runs_shows_their_charts_in_the_colours_of_its_theme() -> None:
-    text = render_page(entries=made_runs())
+    text = render_page(table=compare_table(made_runs(), test=False))
     style = re.findall(r"<style>(.*?)</style>", text, flags=re.DOTALL)[0]
     shown = text[text.index('<section id="runs"') :]
     colours = set(re.findall(r' ((?:stroke|fill)="#[0-9a-f]{6}")', shown))

@@ -12,7 +12,8 @@ import torch
 from calibrant import Predictions, measure
 from calibrant.core.records import Entry, Estimate
 from calibrant.grid.tables import compare_table
-from calibrant.report.page import give_runs_verdict, plain_table, render_page
+from calibrant.report.page import give_runs_verdict, render_page
+from calibrant.report.rows import group_rows
 from figure_data import run_of
 
 THEIRS: dict[str, Any] = {"preset": None, "epochs": None, "model": None}
@@ -26,11 +27,12 @@ def entry(method: str, seed: int = 0, *, error: float = 0.1, ece: float = 0.05, 
 
 
 def told(*entries: Entry) -> tuple[str, ...]:
-    return give_runs_verdict(plain_table(entries).sections).sentences
+    return give_runs_verdict(group_rows(entries)).sentences
 
 
 def test_table_of_runs_gives_mean_and_deviation_or_the_interval_of_one_run() -> None:
-    page = render_page(entries=[entry("ce", 0, error=0.10), entry("ce", 1, error=0.12), entry("focal", error=0.3)])
+    runs = [entry("ce", 0, error=0.10), entry("ce", 1, error=0.12), entry("focal", error=0.3)]
+    page = render_page(table=compare_table(runs, metrics=("error", "ece"), test=False))
     table = page[page.rindex("<table") :]
     assert re.findall(r'<th scope="col">([^<]*)<', table) == ["Method", "Seeds", "Error (%)", "ECE (%)"]
     # Two values 2 apart: their sample deviation is the square root of two.
@@ -52,7 +54,7 @@ def test_page_of_a_tested_table_has_its_columns_marks_and_notes() -> None:
 def test_verdict_names_the_lowest_ece_and_error_of_each_data_set() -> None:
     runs = [entry("ce", ece=0.09), entry("ce+ts", ece=0.03), entry("mmce", error=0.01, ece=0.3, data="mixture")]
     runs += [entry("focal", error=0.2, ece=0.1, data="mixture")]
-    assert give_runs_verdict(plain_table(runs).sections).headline == "4 methods compared in 4 runs"
+    assert give_runs_verdict(group_rows(runs)).headline == "4 methods compared in 4 runs"
     first, second = told(*runs)
     assert first == (
         "digits, convnet: CE (TS) has the lowest ECE (3.00%), and the lowest error (10.0%). Too close to call: the error of CE."
@@ -78,7 +80,7 @@ def test_part_of_a_test_set_is_named_and_compared_with_nothing() -> None:
     runs = [replace(easy, scores=replace(easy.scores, n=40)), entry("ce"), entry("focal", ece=0.09)]
     (said,) = told(*runs)
     assert "theirs" not in said
-    assert '<th scope="row">theirs (40 examples)</th>' in render_page(entries=runs)
+    assert '<th scope="row">theirs (40 examples)</th>' in render_page(table=compare_table(runs, test=False))
 
 
 def test_verdict_tests_three_common_seeds_in_pairs() -> None:
