@@ -117,7 +117,7 @@ def test_coverage_of_percentile_intervals_is_nil_near_zero() -> None:
 def test_coverage_of_the_other_errors_is_at_least_80_percent(error: float) -> None:
     confidence = confidences("peaked")
     rng = np.random.default_rng(1)
-    truth = {key: 0.0 if error == 0 else error for key in ("ace", "smece", "ece_debiased")}
+    truth = {key: 0.0 if error == 0 else error for key in ("ace", "mce", "smece", "ece_debiased")}
     held: dict[str, list[bool]] = {key: [] for key in truth}
     for _ in range(30):
         drawn = confidence[torch.from_numpy(rng.integers(0, len(confidence), 2000))]

@@ -446,12 +446,12 @@ def _draw_classwise(
 def mce_interval(evidence: Evidence, value: float) -> Range:
     """Interval of the MCE: the largest of gaps is at least their mean, so what rules out an ECE rules out that MCE.
 
-    The ECE must be ruled out by half of its usual tail, since two tests find false errors more often than one.
+    At the lower end both have half of the usual tail, since two tests find false errors more often than one.
     """
-    found = Inversion(mce_of_levels, "width")(evidence, value)
-    mean_gap = replace(ECE_INVERSION, tail=ECE_INVERSION.tail / 2)(evidence, float(norm_of_bins(evidence.summary.bins)))
-    low = max(found.low, min(mean_gap.low, value))
-    return Range(low, max(found.high, low))
+    usual, mean_gap = Inversion(mce_of_levels, "width"), float(norm_of_bins(evidence.summary.bins))
+    lows = (replace(test, tail=test.tail / 2)(evidence, at).low for test, at in ((usual, value), (ECE_INVERSION, mean_gap)))
+    low = min(max(lows), value)
+    return Range(low, max(usual(evidence, value).high, low))
 
 
 ECE_INVERSION = Inversion(ece_of_levels, "width")

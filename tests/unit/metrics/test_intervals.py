@@ -308,6 +308,13 @@ def test_intervals_of_the_largest_gap_begin_near_those_of_the_mean_gap() -> None
     assert 0.2 < found["mce"].low < found["ece"].low + 0.01 < found["mce"].high
 
 
+def test_interval_of_the_mce_asks_for_more_than_either_test_alone() -> None:
+    # One bin, so that the two errors and their tests are the same: 2 % off with a standard error of 0.95 % is p = 0.035.
+    found = intervals(Predictions(probs=[[0.9, 0.1]] * 1000, labels=[0] * 880 + [1] * 120), n_resamples=1000)
+    assert found["ece"].low > 0
+    assert found["mce"].low == 0
+
+
 def test_intervals_of_sure_predictions_are_as_wide_for_the_mmce_as_for_the_others() -> None:
     # Confidences within 1e-9 of 1: if calibrated there would be no error but for rounding.
     sure = 1e-9 * torch.linspace(0.5, 1, 1000, dtype=torch.float64)
