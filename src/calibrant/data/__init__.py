@@ -1,10 +1,10 @@
-"""Data sets by name, each with all there is to know about it, and images of one's own by their path."""
+"""Data sets by name, and your own images by their path."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 from calibrant.core.checks import Registry
-from calibrant.data.image_set import DEFAULT_ROOT, DataSet, DataSource, ImageSet, RemoteFile, Shape
+from calibrant.data.image_set import DEFAULT_ROOT, DataSet, DataSource, ImageSet, RemoteFile
 from calibrant.data.sets import (
     CIFAR10,
     CIFAR100,
@@ -52,7 +52,6 @@ __all__ = [
     "DataSource",
     "ImageSet",
     "RemoteFile",
-    "Shape",
     "corrupt",
     "data_name",
     "fetch",

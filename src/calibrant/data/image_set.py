@@ -117,16 +117,6 @@ class RemoteFile(NamedTuple):
     urls: tuple[str, ...]
 
 
-class Shape(NamedTuple):
-    """How many examples a set has to train and to test on, and what they are."""
-
-    train: int
-    test: int
-    size: tuple[int, int]
-    channels: int
-    num_classes: int
-
-
 @dataclass(frozen=True)
 class DataSource:
     """A named data set. Installed packages add theirs through the entry points ``calibrant.datasets``.
@@ -136,7 +126,6 @@ class DataSource:
         label: Name in tables and figures.
         about: A short description.
         load: Reads it from the folder of data sets; a set without files ignores the folder.
-        shape: Its size, known before it is downloaded.
         files: Files to download.
         others: Other paths below the root that show the set is there.
         settings: Recipe settings that suit it better than those for CIFAR.
@@ -146,7 +135,6 @@ class DataSource:
     label: str
     about: str
     load: Callable[[Path], DataSet]
-    shape: Shape
     files: tuple[RemoteFile, ...] = ()
     others: tuple[str, ...] = ()
     settings: Mapping[str, object] = field(default_factory=dict)

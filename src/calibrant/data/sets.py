@@ -1,8 +1,8 @@
-"""Data sets in files: published ones as they were published, the digits of scikit-learn, and images of one's own.
+"""Data sets in files: published ones as they were published, the digits of scikit-learn, and your own images.
 
 CIFAR-10 and CIFAR-100 (Krizhevsky, 2009), MNIST (LeCun, Cortes and Burges, 1998), Fashion-MNIST (Xiao, Rasul and Vollgraf,
 2017) and Tiny-ImageNet, extracted or still packed: every file is compared with its published MD5 before it is parsed, so that
-the pickles of CIFAR are the published ones, and nothing is extracted. Images of one's own are named by their path: a folder of
+the pickles of CIFAR are the published ones, and nothing is extracted. Your own images are named by their path: a folder of
 class folders, or an ``.npz``.
 """
 
@@ -32,7 +32,7 @@ from torch import Tensor
 
 from calibrant.core.checks import ArrayLike, check_count, check_label_values, lookup, read_labels, to_tensor
 from calibrant.core.records import Column
-from calibrant.data.image_set import DataSet, DataSource, ImageSet, RemoteFile, Shape, channel_statistics, held_out_rows
+from calibrant.data.image_set import DataSet, DataSource, ImageSet, RemoteFile, channel_statistics, held_out_rows
 from calibrant.io.files import check_readable
 from calibrant.io.predictions import npz_headers, read_npz
 
@@ -422,7 +422,6 @@ def _cifar_source(n: int, load: Callable[[Path], DataSet], sign: str, size: int,
         label=f"CIFAR-{n}",
         about=f"CIFAR-{n}: 60,000 images of 32x32 pixels, {n} classes",
         load=load,
-        shape=Shape(50_000, 10_000, (32, 32), 3, n),
         files=(RemoteFile(archive, size, md5, urls),),
         others=(sign,),
     )
@@ -525,7 +524,7 @@ def _mnist_source(name: str, label: str, about: str, load: Callable[[Path], Data
     )
     first = "train-images-idx3-ubyte"
     others = (f"{name}/{first}", f"{raw}/{first}", f"{raw}/{first}.gz")
-    return DataSource(name, label, about, load, Shape(60_000, 10_000, (28, 28), 1, 10), files, others)
+    return DataSource(name, label, about, load, files, others)
 
 
 DIGITS = DataSource(
@@ -533,7 +532,6 @@ DIGITS = DataSource(
     label="digits",
     about="handwritten digits of 8x8 pixels, 10 classes, embedded in scikit-learn",
     load=lambda root: load_digits(),
-    shape=Shape(1297, 500, (8, 8), 1, 10),
     # Of a tenth of them every image is often classified right, and then no temperature can be fitted.
     settings={"backbone.name": "convnet", "train.epochs": 30, "data.val": 300},
 )
@@ -630,7 +628,6 @@ TINY_IMAGENET = DataSource(
     label="Tiny-ImageNet",
     about="Tiny-ImageNet: 110,000 images of 64x64 pixels, 200 classes",
     load=load_tiny_imagenet,
-    shape=Shape(100_000, 10_000, (64, 64), 3, 200),
     files=(
         RemoteFile(
             TINY_ARCHIVE,

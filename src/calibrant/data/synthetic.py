@@ -11,7 +11,7 @@ from torch import Tensor
 
 from calibrant.core.checks import check_choice, lookup
 from calibrant.core.records import Predictions, Split
-from calibrant.data.image_set import DataSet, DataSource, ImageSet, Shape, check_images
+from calibrant.data.image_set import DataSet, DataSource, ImageSet, check_images
 
 
 def synthetic_predictions(
@@ -105,7 +105,6 @@ MIXTURE = DataSource(
     label="mixture",
     about="noisy templates of 8x8 pixels, 4 classes, true posterior known",
     load=lambda root: load_mixture(),
-    shape=Shape(2000, 4000, (8, 8), 1, 4),
     settings={"backbone.name": "mlp", "train.epochs": 60},
 )
 

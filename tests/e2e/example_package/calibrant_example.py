@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from calibrant.calibrators import Calibrator, FitData
-from calibrant.data import DataSet, DataSource, ImageSet, Shape
+from calibrant.data import DataSet, DataSource, ImageSet
 from calibrant.engine.methods import Facts, LossPlan, Method
 from calibrant.losses import Entry
 from calibrant.losses.base import Loss
@@ -74,7 +74,6 @@ STRIPES = DataSource(
     "Stripes",
     "noisy rows or columns, 2 classes",
     load_stripes,
-    Shape(500, 400, (8, 8), 1, 2),
     settings={"backbone.name": "mlp", "train.epochs": 2, "train.batch_size": 50, "data.val": 100, "data.meta": 100},
 )
 
