@@ -29,7 +29,7 @@ from calibrant.cli.terminal import Row, Terminal, check_destination, fit_table, 
 from calibrant.core.checks import FitError
 from calibrant.core.records import Predictions, Scores, refuse_test_split
 from calibrant.decisions import promise_table
-from calibrant.grid.collect import catalogue_order, check_same_labels, load_entries, once
+from calibrant.grid.collect import catalogue_order, check_same_labels, load_entries, without_repeats
 from calibrant.grid.tables import compare_table
 from calibrant.io import rewrite_predictions, save_predictions
 from calibrant.io.files import write_file
@@ -222,7 +222,7 @@ def write_report(
     if file is None and (fit is not None or not folders):
         raise ValueError("report: a file of test predictions must be given, or runs (`--run FOLDER`) without `--fit`.")
     # As in a comparison: folders as they are named, the runs of each as methods are listed.
-    entries = once([entry for folder in folders for entry in sorted(load_entries(folder), key=catalogue_order)])
+    entries = without_repeats([entry for folder in folders for entry in sorted(load_entries(folder), key=catalogue_order)])
     check_same_labels(entries, where="report: `--run`")
     request = Request(**how)
     examined, repaired = None, None

@@ -376,7 +376,7 @@ class MetaPlan(LossPlan):
         return seen.to(self.head.weight.dtype)
 
     def loss(self, batch: ImageBatch, features: Tensor, logits: Tensor, *, with_meta: bool = False) -> Tensor:
-        """Return the regularizer's loss ``[]`` with the hyper-parameters as constants, summed over one's own samples.
+        """Return the regularizer's loss ``[]`` with the hyper-parameters as constants, summed over the samples of this process.
 
         Samples are not gathered first: what a regularizer reads of the head would then be counted once per process. After a
         meta update that leaks, the gradient, though not the value, includes what leaked.
@@ -761,7 +761,7 @@ def usual_recipe(method: str, preset: str) -> Mapping[str, str]:
     return {key: text_of(value) for key, value in flat_recipe(recipe).items()}
 
 
-def settle(method: str, preset: str | None, told: Mapping[str, object]) -> tuple[dict[str, str], dict[str, str]]:
+def complete_recipe(method: str, preset: str | None, told: Mapping[str, object]) -> tuple[dict[str, str], dict[str, str]]:
     """Return the whole recipe of a run that was ``told`` some keys, and those of them that its method would not have chosen.
 
     The second leaves out what identifies a run, and what does not change its result.

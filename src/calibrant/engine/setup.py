@@ -510,7 +510,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Take in the weights after a step."""
+        """Add the weights after a step."""
         kept = self.kept()
         self._count += 1
         means, values = self._followed

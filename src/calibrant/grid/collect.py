@@ -27,7 +27,7 @@ from calibrant.core.records import Bins, BinSweep, Entry, Predictions, Scores, S
 from calibrant.data.image_set import ImageSet
 from calibrant.data.sets import set_name
 from calibrant.engine.batches import is_own
-from calibrant.engine.methods import METHODS, NAMED, flat_recipe, settle, split_name, text_of
+from calibrant.engine.methods import METHODS, NAMED, flat_recipe, split_name, text_of, usual_recipe
 from calibrant.engine.recipe import KEYS, Recipe
 from calibrant.engine.run import is_finished, load_run, read_facts, read_recipe
 from calibrant.io.files import write_file
@@ -381,11 +381,11 @@ def _repaired(row: Entry, val: Predictions, name: str) -> Entry:
 
 
 def is_run(place: Path) -> bool:
-    """Whether a folder is that of a run, finished or not; a recipe of one's own may lie anywhere."""
+    """Whether a folder is that of a run, finished or not; a recipe alone may lie anywhere."""
     return (place / "recipe.toml").is_file() and (place / "run.json").is_file()
 
 
-def once(entries: Sequence[Entry]) -> list[Entry]:
+def without_repeats(entries: Sequence[Entry]) -> list[Entry]:
     """Return the entries without those that repeat a run with the same numbers."""
     kept: dict[object, Entry] = {}
     for entry in entries:
@@ -476,7 +476,7 @@ def command_of(recipe: Recipe) -> str:
     """Return the command that trains by ``recipe``: what is run by name, and what else differs; the place of data left out."""
     values, method = flat_recipe(recipe), recipe.method
     words = [word for key in NAMED for word in (KEYS[key].flag, text_of(values[key]))]
-    usual, _ = settle(method.name, method.preset, {})
+    usual = usual_recipe(method.name, method.preset)
     told = [f"{key}={text_of(value)}" for key, value in values.items() if key not in NAMED and usual.get(key) != text_of(value)]
     return shlex.join(["calibrant", "train", *words, *(word for text in told for word in ("--set", text))])
 

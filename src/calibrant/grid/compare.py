@@ -25,7 +25,7 @@ from calibrant.grid.collect import (
     is_run,
     load_entries,
     load_run_entry,
-    once,
+    without_repeats,
 )
 from calibrant.grid.executors import LocalExecutor, RayExecutor, run_cells
 from calibrant.grid.export import write_outputs
@@ -217,7 +217,7 @@ def load_added(
     ``sets`` are the names of the grid's data sets. Raises ``ValueError`` if a row is of another test set, or a run that is
     there with other numbers.
     """
-    found = once([*finished, *(entry for path in add for entry in _load(path, sets))])[len(finished) :]
+    found = without_repeats([*finished, *(entry for path in add for entry in _load(path, sets))])[len(finished) :]
     check_same_labels([*finished, *found], where="compare: `add`", tests=tests)
     if found:
         group_rows([*finished, *found])

@@ -100,7 +100,7 @@ class Place:
     needs: dict[str, int] = field(default_factory=dict)
 
     def measured(self, name: str, needed: int, free: int, *, running: list[str]) -> None:
-        """Take in what a cell needs on the GPU; once all that run there are known, one more may come if it fits."""
+        """Note what a cell needs on the GPU. Once that is known of all that run there, one more may start if it fits."""
         self.needs[name] = needed
         if all(other in self.needs for other in running) and free >= _MARGIN * max(self.needs.values()):
             self.limit = max(self.limit, min(self.most, len(running) + 1))

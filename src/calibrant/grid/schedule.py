@@ -218,7 +218,7 @@ class Board:
         cell.stage, cell.tries, cell.text = "running", cell.tries + 1, ""
 
     def note(self, event: Event, *, retries: int) -> None:
-        """Take in what happened. A failed cell waits while it has tries left; else the cells made of it fail with it."""
+        """Note what happened. A failed cell waits while it has tries left; else the cells made of it fail too."""
         cell = self.cells[event.name]
         if event.kind == "step":
             self._moving = self.clock() if self._moving is None else self._moving

@@ -86,7 +86,7 @@ class Recorder:
         return scores
 
     def show(self, scores: Scores, tag: str, epoch: float | None, step: int, boards: Sequence[SummaryWriter]) -> None:
-        """Draw the reliability diagram for TensorBoard and for ``log_figure``, if anybody looks."""
+        """Draw the reliability diagram for TensorBoard and ``log_figure``, if either is there."""
         if not boards and self.log_figure is None:
             return
         figure = draw_scores(scores, tag if epoch is None else f"{tag}, epoch {epoch:g}")

@@ -193,7 +193,7 @@ class Batch(NamedTuple):
 
 
 class _Gather(torch.autograd.Function):
-    """All processes' tensors, one after the other; the gradient is one's own part.
+    """All processes' tensors, one after the other; the gradient is that of one's own part.
 
     Every process evaluates the same objective on the same gathered batch, so each already holds the whole derivative of it and
     need only take its slice. (``torch.distributed.nn.all_gather`` adds the processes' derivatives: too large by their number.)

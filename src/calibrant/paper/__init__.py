@@ -1,1 +1,1 @@
-"""The paper's experiments with one's own runs: its tables, and the page of all results."""
+"""The paper's experiments with your own runs: its tables, and the page of all results."""

@@ -1,4 +1,4 @@
-"""The paper's experiments with one's own runs: which grid each takes, its five tables and reports, and the page of all results.
+"""The paper's experiments with your own runs: the grid of each, its five tables and reports, and the page of all results.
 
 The paper's numbers are in `calibrant.grid.tables`.
 """
@@ -45,7 +45,7 @@ _SHORT: dict[str, object] = {"train.epochs": 20}
 _SMALL: dict[str, object] = {"train.epochs": 3, "backbone.name": "convnet"}
 _QUICK_NOTE = (
     "Quick version: a small network and a short schedule, on small data unless others were named, to see that everything "
-    "works. Nothing here can be held against the paper or against full runs."
+    "works. Do not compare it with the paper or with full runs."
 )
 # Columns that every table of the page has.
 _INFO: tuple[Info, ...] = ("preset", "epochs")
@@ -148,9 +148,9 @@ def write_experiment(
 def make_paper_table(name: str, entries: Iterable[Entry], *, paper: bool = False, info: tuple[Info, ...] = ()) -> Table | None:
     """Make one of the paper's tables of the runs that belong to it, in the paper's order; other runs are left out.
 
-    ``table1`` compares all methods by six metrics, ``table2`` shows what SECE adds to a learned gamma, ``table3`` holds recent
-    methods against gamma-Net by ECE and error, ``table4`` is Table 1 for DenseNet, ``table5`` shows differences to
-    cross-entropy. Returns None if no run belongs to it, or none may be held against one of cross-entropy.
+    ``table1`` compares all methods by six metrics, ``table2`` shows what SECE adds to a learned gamma, ``table3`` compares
+    recent methods with gamma-Net by ECE and error, ``table4`` is Table 1 for DenseNet, ``table5`` shows differences to
+    cross-entropy. Returns None if no run belongs to it, or none may be compared with one of cross-entropy.
     """
     tables = load_paper().tables
     source = lookup(tables, name, kind="table of the paper")
@@ -203,8 +203,8 @@ def _beside(name: str, section: Section) -> tuple[Row, ...]:
 def make_paper_tables(entries: Sequence[Entry], *, info: tuple[Info, ...] = ()) -> dict[str, Table]:
     """Make those of the paper's tables for which there are runs with its network, beside its numbers: name → table.
 
-    Tables 2 and 3, which hold methods against each other, have data sets with runs of two. Table 5 has those on which a
-    difference was tested: the others are plain to see in Table 1.
+    Tables 2 and 3, which compare methods, have data sets with runs of two. Table 5 has those on which a difference was tested:
+    the others are plain to see in Table 1.
     """
     found = {}
     for name, source in load_paper().tables.items():

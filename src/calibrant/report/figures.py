@@ -20,7 +20,7 @@ from torch import Tensor
 from calibrant.core.binning import equal_width_bins, top_label
 from calibrant.core.checks import check_count
 from calibrant.core.records import Bins, BinSweep, Entry
-from calibrant.metrics.levels import BIN_COUNTS, bin_sweep
+from calibrant.metrics.levels import bin_sweep
 from calibrant.metrics.measure import Watched
 from calibrant.metrics.verdict import PALETTE, draw_counts, draw_diagram, intervals_of, main_error
 from calibrant.report.rows import Mean, Row, Section, Style, group_rows, metric_column, trained_alike
@@ -120,7 +120,7 @@ def prepare_curves(rows: Sequence[Row]) -> list[Line]:
     return _lines(rows, lambda run: {key: run.curve(key) for key in (*CURVES, "lr")}, needs=CURVES)
 
 
-def prepare_robustness(rows: Sequence[Row], *, n_bins: Sequence[int] = BIN_COUNTS) -> list[Line]:
+def prepare_robustness(rows: Sequence[Row]) -> list[Line]:
     """Take the binned errors of every run from its record, or else from its test predictions.
 
     Lines are ``ece`` and ``mce``, and ``ece_if_calibrated`` and ``mce_if_calibrated``, which a calibrated model with the same
@@ -128,7 +128,7 @@ def prepare_robustness(rows: Sequence[Row], *, n_bins: Sequence[int] = BIN_COUNT
     """
 
     def curves_of(run: Entry) -> Mapping[str, Curve]:
-        sweep = run.sweep or (BinSweep((), (), ()) if run.test is None else bin_sweep(run.test, n_bins=n_bins))
+        sweep = run.sweep or (BinSweep((), (), ()) if run.test is None else bin_sweep(run.test))
         values = {key: getattr(sweep, key) for key in ("ece", "mce", "ece_if_calibrated", "mce_if_calibrated")}
         return {key: (sweep.n_bins if value else (), value) for key, value in values.items()}
 
@@ -507,7 +507,7 @@ def draw_reliability_grid(
     return figure
 
 
-def draw_monitor(watched: Watched, *, title: str = "") -> Figure:
+def draw_monitor(watched: Watched) -> Figure:
     """Draw calibration error and bias with their intervals, and the evidence with the line of the alarm."""
     windows, at = watched.windows, range(len(watched.windows))
     key, _ = main_error(windows[0].scores)
@@ -520,7 +520,7 @@ def draw_monitor(watched: Watched, *, title: str = "") -> Figure:
             ax.plot(at, value, color=PALETTE["blue"], **look)
         chance = [100 * main_error(window.scores)[1].p95 for window in windows]
         ece.plot(at, chance, color="0.5", linestyle="--", label="a calibrated model, 95 of 100 times")
-        ece.set(ylabel=metric_column(key).heading, title=title, ylim=(0, None))
+        ece.set(ylabel=metric_column(key).heading, ylim=(0, None))
         gap.axhline(0, color="0.5", linewidth=0.6)
         gap.set(ylabel="bias (%)")
         # What is beyond these is drawn at the edge.

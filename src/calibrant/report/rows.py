@@ -15,7 +15,7 @@ from typing import Any, Literal
 from calibrant.core.records import Entry
 from calibrant.data import data_name
 from calibrant.data.image_set import difference
-from calibrant.engine.methods import METHODS, Look, settle, split_name
+from calibrant.engine.methods import METHODS, Look, complete_recipe, split_name
 from calibrant.metrics.paired import mean_and_std
 from calibrant.metrics.table import score_metrics
 from calibrant.metrics.verdict import PALETTE, SIGNIFICANT, metric_of, write_interval
@@ -312,7 +312,7 @@ def row_key(entry: Entry) -> tuple[object, ...]:
 
 def settings_of(entry: Entry) -> dict[str, str]:
     """Return what was set for a run besides data, method, network, epochs and seed, and that changes the result."""
-    return settle(entry.method, entry.preset, entry.recipe)[1]
+    return complete_recipe(entry.method, entry.preset, entry.recipe)[1]
 
 
 def trained_alike(first: Row, second: Row) -> bool:
@@ -324,7 +324,7 @@ def comparable(first: Row, second: Row) -> bool:
     """Whether two rows may be compared: same test examples, network, epochs, preset and settings, those of the method aside.
 
     What was told to one of the two must be so for the other, too; averaging and selection may be what each method chooses where
-    neither was told. Somebody's predictions may be held against everything on the same examples.
+    neither was told. Predictions from a file may be compared with everything on the same examples.
     """
     if (first.runs[0].data, first.examples) != (second.runs[0].data, second.examples):
         return False
@@ -363,7 +363,7 @@ def _row(runs: Sequence[Entry]) -> Row:
             raise ValueError(f"tables: runs of one row must have the same data, got {differ} of {what}. Leave one out.")
     by_seed = tuple(sorted(runs, key=lambda run: run.seed or 0))
     values = {key: [run.scores[key].value for run in by_seed] for key in first.scores if all(key in run.scores for run in runs)}
-    recipe, settings = settle(first.method, first.preset, first.recipe)
+    recipe, settings = complete_recipe(first.method, first.preset, first.recipe)
     return Row(
         label="",
         method=first.method,
@@ -417,9 +417,9 @@ def _variant(row: Row, section: Section) -> str:
 
 
 def _mark_best(row: Row, rows: Sequence[Row]) -> Row:
-    """Mark the printed values that no row that may be compared surpasses; a row without company is not the best.
+    """Mark the printed values that no row that may be compared surpasses; a row without a rival is not the best.
 
-    Somebody's predictions alone are no company beside runs of another length or other settings.
+    Predictions from a file do not count where all other runs have another length or other settings.
     """
     others = [other for other in rows if other is not row and comparable(row, other) and trained_alike(row, other)]
     cells = dict(row.cells)
@@ -443,7 +443,7 @@ def method_name(method: str) -> str:
 
 
 def plain_text(name: str, *, longest: int = 40) -> str:
-    """Return somebody's name for something on one line and not too long."""
+    """Return a name that a user chose on one line, shortened in the middle if it is long."""
     # A name read from a file system may hold half a surrogate pair, which no font and no file format has.
     said = " ".join(name.encode(errors="replace").decode().split())
     return said if len(said) <= longest else f"{said[: longest - 13]}…{said[-12:]}"

@@ -182,12 +182,12 @@ def test_draw_robustness_ranks_rows_by_the_ece_over_fifteen_bins() -> None:
 
 
 def test_prepare_robustness_without_a_sweep_uses_the_predictions() -> None:
-    (line,) = prepare_robustness(group_rows([run_of()])[0].rows, n_bins=(20, 10))
+    (line,) = prepare_robustness(group_rows([run_of()])[0].rows)
     probs, labels = mixed_gaps(200, 4)
-    assert line.bands["ece"].x == (10, 20)
+    expected = bin_sweep(Predictions(probs=probs, labels=labels))
+    assert line.bands["ece"].x == expected.n_bins
     for key, metric in (("ece", expected_calibration_error), ("mce", maximum_calibration_error)):
-        assert line.bands[key].mean == pytest.approx([float(metric(probs, labels, n_bins=m)) for m in (10, 20)])
-    expected = bin_sweep(Predictions(probs=probs, labels=labels), n_bins=(10, 20))
+        assert line.bands[key].mean == pytest.approx([float(metric(probs, labels, n_bins=m)) for m in expected.n_bins])
     assert line.bands["ece_if_calibrated"].mean == expected.ece_if_calibrated
     assert prepare_robustness(group_rows([replace(run_of(), test=None)])[0].rows) == []
 
