@@ -96,12 +96,7 @@ def train_model(
 
 
 def merge_settings(options: Mapping[str, object], settings: Sequence[str]) -> dict[str, object]:
-    """Put ``KEY=VALUE`` texts beside the options that were said, dotted key → value.
-
-    Example:
-        >>> merge_settings({"train.epochs": 5, "data.root": None}, ["optim.lr=0.2"])
-        {'train.epochs': 5, 'optim.lr': '0.2'}
-    """
+    """Put ``KEY=VALUE`` texts beside the options that were said, dotted key → value."""
     found = {key: value for key, value in options.items() if value is not None}
     for text in settings:
         key, equals, value = text.partition("=")

@@ -162,12 +162,7 @@ class DataSource:
 
 
 def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel, after division by 255, exact; 1 for the latter where a channel is constant.
-
-    Example:
-        >>> channel_statistics(torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1))
-        ((0.5,), (0.5,))
-    """
+    """Mean and standard deviation of each channel, after division by 255; 1 for the latter where a channel is constant."""
     levels = torch.arange(256, dtype=torch.float64) / 255
     mean, std = [], []
     for channel in images.unbind(3):
@@ -184,11 +179,6 @@ def split_indices(n: int, *, val: int, meta: int, seed: int) -> tuple[Tensor, Te
 
     The validation part depends on the seed alone, so it is the same for every method. Raises ``ValueError`` if nothing is left
     to train on.
-
-    Example:
-        >>> parts = split_indices(10, val=2, meta=3, seed=0)
-        >>> [len(part) for part in parts]
-        [5, 2, 3]
     """
     if not 1 <= val <= val + meta < n:
         rule = "`val` (a tenth unless given) must be >= 1, `meta` >= 0, and examples must be left to train on"
@@ -197,34 +187,23 @@ def split_indices(n: int, *, val: int, meta: int, seed: int) -> tuple[Tensor, Te
     return order[val + meta :], order[:val], order[val : val + meta]
 
 
-def held_out_rows(labels: Tensor, *, share: float = 0.2, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Hold out a share of every class for testing, where a set comes without a test part.
+def held_out_rows(labels: Tensor, *, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Hold out a fifth of every class for testing, where a set comes without a test part.
 
     At least one example of a class is held out, and at least one stays. The seed is not that of a run: all runs on a set are
     tested on the same examples.
-
-    Example:
-        >>> [rows.tolist() for rows in held_out_rows(torch.tensor([0, 0, 1, 1, 2]), share=0.5)]
-        [[1, 2, 4], [0, 3]]
     """
     generator = torch.Generator().manual_seed(seed)
     held = torch.zeros(len(labels), dtype=torch.bool)
     for label in labels.unique().tolist():
         rows = (labels == label).nonzero().squeeze(1)
-        count = min(len(rows) - 1, max(1, round(share * len(rows))))
+        count = min(len(rows) - 1, max(1, round(0.2 * len(rows))))
         held[rows[torch.randperm(len(rows), generator=generator)[:count]]] = True
     return (~held).nonzero().squeeze(1), held.nonzero().squeeze(1)
 
 
 def fingerprint(data: DataSet) -> dict[str, int | str]:
-    """How many images a set has and a hash of them, as plain data: that of the set as it was read, whatever parts a run makes.
-
-    Example:
-        >>> from calibrant.data import load_digits
-        >>> found = fingerprint(load_digits())
-        >>> found["num_classes"], found["train_examples"], found["test_examples"], found["test"]
-        (10, 1297, 500, '179527b82a61bc8a5b44041355a6e60c')
-    """
+    """How many images a set has and a hash of them, as plain data, whatever parts a run makes of it."""
     names = "\0".join(data.test.class_names or ()).encode()
     return {
         "num_classes": data.test.num_classes,
@@ -245,12 +224,7 @@ def _hash(part: ImageSet) -> str:
 
 
 def difference(then: Mapping[str, object], now: Mapping[str, object]) -> str:
-    """Say in a few words what two fingerprints differ in; empty where all that both of them say is the same.
-
-    Example:
-        >>> difference({"num_classes": 3, "test_examples": 36}, {"num_classes": 3, "test_examples": 40, "test": "9a"})
-        '36 and 40 test images'
-    """
+    """Say in a few words what two fingerprints differ in; empty where all that both of them say is the same."""
     for key, words in _DIFFERENCES.items():
         if key in then and key in now and then[key] != now[key]:
             return f"other {words}" if isinstance(now[key], str) else f"{then[key]:,} and {now[key]:,} {words}"

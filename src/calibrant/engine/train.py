@@ -520,13 +520,6 @@ def evaluate_shift(run: Run, *, group: Group = ALONE_GROUP) -> dict[str, Scores]
 
     Returns ``"gaussian_noise-1"`` … ``"contrast-5"`` → scores of the predictions, after temperature scaling if the run has it.
     Its recipe says where the data are and where to compute. Raises ``ValueError`` if the test labels have changed.
-
-    Example:
-        >>> parts = {"data": "mixture", "backbone": "mlp", "method": "ce"}
-        >>> run = train({key: {"name": name} for key, name in parts.items()} | {"train": {"epochs": 2, "device": "cpu"}})
-        >>> scores = evaluate_shift(run)
-        >>> len(scores), scores["contrast-5"]["error"].value > scores["contrast-1"]["error"].value
-        (15, True)
     """
     from calibrant.metrics.measure import measure
 

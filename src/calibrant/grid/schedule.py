@@ -91,11 +91,6 @@ def plan_cells(
     A method with ``+ts`` is made of the run without, which is added where it is missing and comes first; other arguments are
     as in `calibrant.compare`. Raises ``ValueError`` if a name is unknown, a value cannot be, or two data sets would have the
     same name.
-
-    Example:
-        >>> cells = plan_cells(["digits"], ["ce+ts", "focal"], [0])
-        >>> [(cell.name, cell.shown) for cell in cells]
-        [('digits-convnet-ce-seed0', False), ('digits-convnet-ce+ts-seed0', True), ('digits-convnet-focal-seed0', True)]
     """
     for what, values in (("data", data), ("methods", methods), ("seeds", seeds)):
         if not values:
