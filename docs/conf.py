@@ -58,6 +58,7 @@ autodoc_type_aliases = {"ArrayLike": "ArrayLike"}
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 napoleon_custom_sections = ["Reference"]
+strip_signature_backslash = True  # keeps the underscore of `threshold_`
 
 html_theme = "furo"
 html_title = f"calibrant {release}"
@@ -140,7 +141,8 @@ def name_types(
 
 def mathml(tex: str, *, block: bool) -> str:
     """A formula as MathML, which browsers draw without a script or a network."""
-    known = tex.replace(r"\dots", r"\ldots").replace("…", r"\ldots")
+    # In \text, the only place where there is one, an underscore needs no backslash here.
+    known = tex.replace(r"\dots", r"\ldots").replace("…", r"\ldots").replace(r"\_", "_")
     known = re.sub(r"\\(bar|hat|tilde)\s*(\\[a-zA-Z]+|[a-zA-Z])(?=_)", r"{\\\1{\2}{}}", known)  # keeps the index beside
     try:
         return latex2mathml.tex2mathml(known, as_block=block)
