@@ -23,6 +23,7 @@ from calibrant.calibrators import CALIBRATORS, AutoCalibrator, Repaired, Tempera
 from calibrant.calibrators.auto import Ranked
 from calibrant.core.binning import summarize
 from calibrant.data.synthetic import synthetic_predictions
+from calibrant.grid.tables import compare_table
 from calibrant.metrics import expected_calibration_error, maximum_calibration_error, reliability_bins
 from calibrant.metrics.paired import paired_test
 from calibrant.report.page import STOPS, Examined, Repair, render_page
@@ -64,7 +65,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tried = {name: measure(repaired_by(name), n_resamples=100) for name in ("temperature", "histogram")}
     repaired = Repair(done, 900, "val.npz", tried | {"none": examined.scores})
     file = tmp_path_factory.mktemp("page") / "report.html"
-    file.write_text(render_page(examined, repaired=repaired, entries=made_runs(), n_resamples=100), encoding="utf-8")
+    table = compare_table(made_runs(), test=False)
+    file.write_text(render_page(examined, repaired=repaired, table=table, n_resamples=100), encoding="utf-8")
     return file
 
 
