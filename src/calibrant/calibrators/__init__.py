@@ -3,28 +3,15 @@
 Train-time objectives are in `calibrant.losses`.
 """
 
-from calibrant.calibrators.auto import AutoCalibrator, CalibratedModel, Ranked, Repaired
-from calibrant.calibrators.base import BoundWarning, CalibrationWarning, Calibrator, FitData, Identity
-from calibrant.calibrators.scaling import (
-    AttendedTemperatureScaling,
-    BetaCalibration,
-    DirichletCalibration,
-    EnsembleTemperatureScaling,
-    MatrixScaling,
-    MonteCarloTemperatureScaling,
-    PlattScaling,
-    TemperatureScaling,
-    VectorScaling,
-)
-from calibrant.calibrators.tables import (
-    BayesianBinning,
-    HistogramBinning,
-    IsotonicCalibration,
-    JointIsotonicCalibration,
-    SplineCalibration,
-    TopLabelBinning,
-)
+from calibrant.calibrators import auto, base, scaling, tables
+from calibrant.calibrators.auto import *
+from calibrant.calibrators.base import *
+from calibrant.calibrators.scaling import *
+from calibrant.calibrators.tables import *
 from calibrant.core.checks import Registry
+
+__all__ = ["ALL_CALIBRATORS", "CALIBRATORS", "OrderPreservingIsotonic", "name_of"]
+__all__ += [*auto.__all__, *base.__all__, *scaling.__all__, *tables.__all__]
 
 # From few parameters to many: of equally good ones, the first is to be preferred. Everything else about a calibrator is in
 # its class.
@@ -63,35 +50,3 @@ def name_of(calibrator: Calibrator) -> str:
         if kind is type(calibrator):
             return name
     raise ValueError(f"name_of: the calibrator must be of a listed class, got {type(calibrator).__name__}.")
-
-
-__all__ = [
-    "ALL_CALIBRATORS",
-    "CALIBRATORS",
-    "AttendedTemperatureScaling",
-    "AutoCalibrator",
-    "BayesianBinning",
-    "BetaCalibration",
-    "BoundWarning",
-    "CalibratedModel",
-    "CalibrationWarning",
-    "Calibrator",
-    "DirichletCalibration",
-    "EnsembleTemperatureScaling",
-    "FitData",
-    "HistogramBinning",
-    "Identity",
-    "IsotonicCalibration",
-    "JointIsotonicCalibration",
-    "MatrixScaling",
-    "MonteCarloTemperatureScaling",
-    "OrderPreservingIsotonic",
-    "PlattScaling",
-    "Ranked",
-    "Repaired",
-    "SplineCalibration",
-    "TemperatureScaling",
-    "TopLabelBinning",
-    "VectorScaling",
-    "name_of",
-]

@@ -38,6 +38,8 @@ from calibrant.core.records import Estimate, Paired, Predictions, Scores, withou
 from calibrant.metrics.measure import measure
 from calibrant.metrics.paired import paired_test
 
+__all__ = ["AutoCalibrator", "CalibratedModel", "Ranked", "Repaired"]
+
 Folds: TypeAlias = "int | str | BaseCrossValidator | Iterable[tuple[npt.ArrayLike, npt.ArrayLike]]"
 # Called before each fit, with the name of the method, which part of the examples is held out and how many parts there are.
 Progress = Callable[[str, int, int], None]

@@ -23,6 +23,8 @@ from calibrant.core.checks import ArrayLike, FitError, check_before_softmax, che
 from calibrant.core.collect import find_logits
 from calibrant.core.records import Predictions, as_predictions, both_classes, refuse_test_split
 
+__all__ = ["BoundWarning", "CalibrationWarning", "Calibrator", "FitData", "Identity"]
+
 Array: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.generic]]"
 Learned: TypeAlias = "float | Tensor"
 

@@ -31,6 +31,18 @@ from calibrant.calibrators.base import (
 from calibrant.core.checks import check_choice, check_count, check_positive, check_share
 from calibrant.metrics import expected_calibration_error
 
+__all__ = [
+    "AttendedTemperatureScaling",
+    "BetaCalibration",
+    "DirichletCalibration",
+    "EnsembleTemperatureScaling",
+    "MatrixScaling",
+    "MonteCarloTemperatureScaling",
+    "PlattScaling",
+    "TemperatureScaling",
+    "VectorScaling",
+]
+
 # Smallest and largest temperature, by default; other fits, for which T is only a scale, start within them.
 BOUNDS = (1e-3, 1e5)
 # Relative error of the temperature.

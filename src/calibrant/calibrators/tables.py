@@ -22,6 +22,15 @@ from torch import Tensor
 from calibrant.calibrators.base import Calibrator, FitData, Learned, Positions, Vector, asked, floor_logits, option
 from calibrant.core.checks import check_choice, check_count, check_positive
 
+__all__ = [
+    "BayesianBinning",
+    "HistogramBinning",
+    "IsotonicCalibration",
+    "JointIsotonicCalibration",
+    "SplineCalibration",
+    "TopLabelBinning",
+]
+
 PAD = 2.0
 # Share of the original probability that is mixed into a one-vs-rest estimate: keeps order within a step of the map, and the
 # log-likelihood finite where an estimate is zero. As in Zhang, Kailkhura and Han (ICML 2020), section 3.

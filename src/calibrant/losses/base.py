@@ -18,6 +18,8 @@ from torch import Tensor, nn
 
 from calibrant.core.checks import check_choice, check_logits, check_positive, check_shapes, lookup
 
+__all__ = ["Entry", "Loss", "Objective", "Penalty", "WeightedSum"]
+
 Reduction: TypeAlias = Literal["mean", "sum", "none"]
 # Arguments that every `Loss` takes besides its own.
 _SHARED = ("reduction", "ignore_index", "weight")

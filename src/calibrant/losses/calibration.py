@@ -16,6 +16,31 @@ from calibrant.core.checks import check_choice, check_count
 from calibrant.core.kernels import all_pairs_accuracy, gaussian_exponents, gaussian_weights, laplace_pair_sum
 from calibrant.losses.base import Penalty, checked, confidence_and_correct, minus_log_p, top_of, true_class_log_odds
 
+__all__ = [
+    "DCA",
+    "DECE",
+    "KDEECE",
+    "MDCA",
+    "MMCE",
+    "SBECE",
+    "SECE",
+    "SKCE",
+    "HuberDCA",
+    "LabelBinnedSBECE",
+    "WeightedMMCE",
+    "dca_penalty",
+    "dece_penalty",
+    "huber_dca_penalty",
+    "kde_ece_penalty",
+    "label_binned_sb_ece_penalty",
+    "mdca_penalty",
+    "mmce_penalty",
+    "sb_ece_penalty",
+    "sece_penalty",
+    "skce_penalty",
+    "weighted_mmce_penalty",
+]
+
 Order: TypeAlias = Literal[1, 2]
 # Added to every membership by the authors' code of DECE, which then divides by 1 + (M + 1) times it.
 _MEMBERSHIP_EPS = 1e-6

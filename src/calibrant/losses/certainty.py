@@ -17,6 +17,25 @@ from torch.utils.checkpoint import checkpoint
 from calibrant.core.checks import check_choice, check_count, check_share
 from calibrant.losses.base import Penalty, checked, confidence_and_correct, probs_and_entropy, to_rows, top_of
 
+__all__ = [
+    "ACLS",
+    "CPC",
+    "CRL",
+    "AvUC",
+    "ConfidencePenalty",
+    "ConfidencePruner",
+    "MbLS",
+    "SoftAvUC",
+    "acls_penalty",
+    "avuc_penalty",
+    "avuc_threshold",
+    "confidence_penalty",
+    "cpc_penalty",
+    "crl_penalty",
+    "mbls_penalty",
+    "soft_avuc_penalty",
+]
+
 Score: TypeAlias = Literal["confidence", "entropy", "margin"]
 # In the authors' code of AvUC: added to the ratio and to its denominator.
 _RATIO_EPS = 1e-10

@@ -15,6 +15,32 @@ from calibrant.core.checks import ArrayLike, check_count, check_positive, check_
 from calibrant.core.records import Bins, Predictions, Split, as_predictions, refuse_test_split
 from calibrant.losses.base import Loss, Objective, WeightedSum, checked, log_sum_others, minus_log_p, true_class_log_odds, widen
 
+__all__ = [
+    "AdaFocalLoss",
+    "BrierLoss",
+    "CrossEntropyLoss",
+    "DualFocalLoss",
+    "FLSDLoss",
+    "FocalLoss",
+    "InverseFocalLoss",
+    "MixupLoss",
+    "ScheduledFocalLoss",
+    "adafocal_gammas",
+    "adafocal_loss",
+    "brier_loss",
+    "cross_entropy_loss",
+    "dual_focal_loss",
+    "flsd_loss",
+    "focal_gradient_weight",
+    "focal_loss",
+    "inverse_focal_loss",
+    "lambert_gamma",
+    "mixup_inputs",
+    "mixup_loss",
+    "scheduled_focal_loss",
+    "scheduled_gamma",
+]
+
 Gamma: TypeAlias = "float | Tensor"
 Schedule: TypeAlias = Sequence[tuple[int, float]]
 

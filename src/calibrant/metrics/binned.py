@@ -27,6 +27,25 @@ from calibrant.core.checks import ArrayLike, check_count, check_share, to_tensor
 from calibrant.core.records import Bins, Predictions, as_predictions, both_classes
 from calibrant.metrics.conventions import bin_rule, binned_error, mean_over_classes
 
+__all__ = [
+    "adaptive_calibration_error",
+    "average_calibration_error",
+    "binary_adaptive_calibration_error",
+    "binary_expected_calibration_error",
+    "binary_maximum_calibration_error",
+    "binary_signed_calibration_gap",
+    "class_calibration_errors",
+    "classwise_calibration_error",
+    "debiased_calibration_error",
+    "expected_calibration_error",
+    "kolmogorov_smirnov_error",
+    "maximum_calibration_error",
+    "nixon_adaptive_calibration_error",
+    "reliability_bins",
+    "sweep_calibration_error",
+    "thresholded_adaptive_calibration_error",
+]
+
 
 def expected_calibration_error(
     probs: ArrayLike | Predictions,

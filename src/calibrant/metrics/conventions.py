@@ -29,6 +29,8 @@ from calibrant.core.binning import (
 from calibrant.core.checks import ArrayLike, check_choice, lookup
 from calibrant.core.records import Bins, Predictions, as_predictions
 
+__all__ = ["CONVENTIONS", "Explanation", "explain"]
+
 # From a top-label (or binary) record and the number of bins as one would pass it to the source, to the bins that the source
 # sums over: these may be more or fewer than asked for, and examples that it loses are in none of them.
 Rule = Callable[[TopLabel, int], Bins]

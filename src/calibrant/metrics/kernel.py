@@ -17,6 +17,14 @@ from calibrant.core.checks import ArrayLike, check_choice, check_positive
 from calibrant.core.kernels import all_pairs_accuracy, gaussian_means, gaussian_sums, laplace_pair_sum
 from calibrant.core.records import Predictions, as_predictions
 
+__all__ = [
+    "kde_calibration_error",
+    "maximum_mean_calibration_error",
+    "smooth_calibration_error",
+    "smooth_expected_calibration_error",
+    "squared_kernel_calibration_error",
+]
+
 SmoothConvention: TypeAlias = Literal["grid", "relplot", "exact"]
 Array: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.float64]]"
 

@@ -36,6 +36,8 @@ from calibrant.core.checks import MOST_BINS, ArrayLike, check_count
 from calibrant.core.records import BinSweep, IfCalibrated, Predictions, as_predictions
 from calibrant.metrics.conventions import binned_error
 
+__all__ = ["bin_sweep", "if_calibrated", "null_distribution"]
+
 # A level is at most this wide (a quarter of SECE's bandwidth), and all examples make about this many levels of equal content
 # where a cell does not hold more.
 _WIDTH, _PARTS = 0.0125, 64

@@ -31,6 +31,8 @@ from calibrant.metrics.intervals import NORMAL_95, Evidence, bias_corrected, res
 from calibrant.metrics.levels import check_draws, compare_with_null, ece_of_levels
 from calibrant.metrics.table import METRICS, score_metrics
 
+__all__ = ["CalibrationMonitor"]
+
 # More different numbers or dates than this are cut into so many ranges of about as many examples each.
 _MOST_VALUES, _RANGES = 20, 5
 _MOST_GROUPS = 1000

@@ -23,6 +23,8 @@ from calibrant.metrics.table import Metric, is_top_label, score_metrics
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
 
+__all__ = ["paired_test"]
+
 Array: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.float32]]"
 Rows: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.int64]]"
 

@@ -22,6 +22,17 @@ from calibrant.core.binning import (
 from calibrant.core.checks import ArrayLike
 from calibrant.core.records import Predictions, as_predictions
 
+__all__ = [
+    "BrierParts",
+    "area_under_risk_coverage",
+    "brier_decomposition",
+    "brier_score",
+    "error_rate",
+    "failure_detection_auroc",
+    "negative_log_likelihood",
+    "signed_calibration_gap",
+]
+
 # Confidences that differ by no more than this part of themselves are equal but for rounding in double precision.
 _ROUNDING = 1e-15
 

@@ -12,6 +12,8 @@ from calibrant.core.checks import Registry
 from calibrant.metrics import binned, intervals, kernel, scores
 from calibrant.metrics import levels as of
 
+__all__ = ["METRICS", "Metric"]
+
 
 @dataclass(frozen=True)
 class Metric:
