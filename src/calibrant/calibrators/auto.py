@@ -282,7 +282,7 @@ class AutoCalibrator(Calibrator):
                         warnings.simplefilter("ignore", CalibrationWarning)
                         warnings.simplefilter("error", BoundWarning)
                         if part == 1:
-                            self.candidates_[name] = self.candidates_[name].settle(seen)
+                            self.candidates_[name] = self.candidates_[name].tuned(seen)
                         fitted: Calibrator = clone(self.candidates_[name])
                         fitted.learn(seen)
                     gains[name][:, rows] = gains_of(fitted.log_probs(unseen.logits), idle[rows], unseen.labels, score)

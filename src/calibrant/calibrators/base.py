@@ -266,8 +266,8 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
         found = (data.too_few(fewest, what="this method"), "" if self.few_samples else data.missing_classes)
         return [doubt for doubt in found if doubt]
 
-    def settle(self, data: FitData) -> Calibrator:
-        """Return a calibrator of this kind whose hyper-parameters are chosen: mostly itself."""
+    def tuned(self, data: FitData) -> Calibrator:
+        """Return a calibrator whose hyper-parameters ``data`` have chosen: itself if there are none to choose."""
         return self
 
     def learn(self, data: FitData) -> None:
@@ -600,8 +600,3 @@ def keep_top(log_probs: Tensor, logits: Tensor) -> Tensor:
     rival = log_probs.scatter(-1, top, -torch.inf).amax(-1, keepdim=True)
     raised = torch.where(leads, torch.maximum(own, rival + _MARGIN), own)
     return log_probs.scatter(-1, top, raised) - torch.log1p((raised.exp() - own.exp()).clamp(min=0))
-
-
-def asked(values: Tensor, rows: int) -> Tensor:
-    """The columns of ``values [..., C]`` that have a question: all, or the second of two if there is one row."""
-    return values[..., 1:] if rows == 1 else values

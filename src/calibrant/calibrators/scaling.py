@@ -21,7 +21,6 @@ from calibrant.calibrators.base import (
     FitData,
     Learned,
     Vector,
-    asked,
     check_ascending,
     floor_logits,
     log_complements,
@@ -531,7 +530,7 @@ class MatrixScaling(_AffineCalibrator):
         few = data.too_few(data.num_classes**2 // 10, what=f"a matrix of {data.num_classes**2} numbers")
         return super().doubts(data) + ([few] if few else [])
 
-    def settle(self, data: FitData) -> MatrixScaling:
+    def tuned(self, data: FitData) -> MatrixScaling:
         """Return a calibrator with the one spread that cross-validation on ``data`` chooses."""
         spread = self._choose_spread(self._scaled(data)[0])
         return type(self)(**{**self.get_params(), "spreads": (spread,)})
@@ -590,9 +589,10 @@ class DirichletCalibration(MatrixScaling, formula=dirichlet_log_probs):
 def beta_log_probs(logits: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Log-probabilities of one beta curve for every class (``weight [C, 2]``, ``bias [C]``; one row for two), normalised."""
     log_probs = floor_logits(logits).log_softmax(-1)
-    own, rest = (asked(part, weight.shape[0]) for part in (log_probs, -log_complements(log_probs)))
+    rows = weight.shape[0]
+    own, rest = log_probs[..., -rows:], -log_complements(log_probs)[..., -rows:]
     odds = own * weight[:, 0] + rest * weight[:, 1] + bias
-    if weight.shape[0] == 1:
+    if rows == 1:
         return functional.logsigmoid(torch.cat([-odds, odds], -1))
     return functional.logsigmoid(odds).log_softmax(-1)
 

@@ -19,7 +19,7 @@ from scipy.special import betaln
 from sklearn.isotonic import IsotonicRegression
 from torch import Tensor
 
-from calibrant.calibrators.base import Calibrator, FitData, Learned, Positions, Vector, asked, floor_logits, option
+from calibrant.calibrators.base import Calibrator, FitData, Learned, Positions, Vector, floor_logits, option
 from calibrant.core.checks import check_choice, check_count, check_positive
 
 __all__ = [
@@ -111,7 +111,7 @@ def table_log_probs(logits: Tensor, table: Tensor, values: Tensor, *, lookup: Ca
     if table.ndim == 1:
         return mix_in(lookup(log_probs.exp(), table, values), log_probs, part=_JOINT_MIXED_IN)
     rows = torch.arange(table.shape[0], device=logits.device)
-    found = lookup(asked(log_probs, table.shape[0]).exp(), table, values, rows)
+    found = lookup(log_probs[..., -table.shape[0] :].exp(), table, values, rows)
     return mix_in(torch.cat([1 - found, found], -1) if found.shape[-1] == 1 else found, log_probs)
 
 
@@ -138,33 +138,33 @@ def top_label_log_probs(logits: Tensor, edges: Tensor, values: Tensor) -> Tensor
     return replace_confidence(log_probs, step_values(confidence.exp(), edges, values, top))
 
 
-# Questions, and bins whose edges keep equal scores together whatever their rounding.
+# What a map is fitted to, and bins whose edges keep equal scores together whatever their rounding.
 
 
-class Question(NamedTuple):
-    """One class against the rest: its probabilities ``[N]``, ascending, whether it is the label (0.0 or 1.0), and weights."""
+class Outcomes(NamedTuple):
+    """How probable an event was ``[N]``, ascending, whether it happened (0.0 or 1.0), and weights."""
 
     probs: Vector
-    answers: Vector
+    happened: Vector
     weights: Vector
 
 
-def questions(data: FitData) -> Iterator[Question]:
-    """One question for every class; of two classes only the second asks."""
+def label_outcomes(data: FitData) -> Iterator[Outcomes]:
+    """For every class, whether it is the label; with two classes only for the second."""
     probs = floor_logits(data.logits.double()).softmax(1)
     for k in range(1 if data.num_classes == 2 else 0, data.num_classes):
         ordered, order = merge_ties(probs[:, k].numpy())
-        yield Question(ordered, (data.labels == k).double().numpy()[order], data.weights.numpy()[order])
+        yield Outcomes(ordered, (data.labels == k).double().numpy()[order], data.weights.numpy()[order])
 
 
-def top_question(data: FitData) -> tuple[Question, Tensor]:
-    """The confidence, whether the predicted class is right, and weights; beside it the predicted class ``[N]``."""
+def top_outcomes(data: FitData) -> tuple[Outcomes, Tensor]:
+    """Whether the prediction is right, with the confidence as its probability; and the predicted class ``[N]``."""
     confidence, predicted = floor_logits(data.logits.double()).softmax(1).max(1)
     ordered, order = merge_ties(confidence.numpy())
-    # Where a curve follows examples one by one, those that tie stand as they came, whatever their rounding.
+    # A curve may follow examples one by one: those that tie stay in their order, whatever their rounding.
     order = order[np.lexsort((order, ordered))]
     correct = (predicted == data.labels).double()
-    return Question(ordered, correct.numpy()[order], data.weights.numpy()[order]), predicted[order]
+    return Outcomes(ordered, correct.numpy()[order], data.weights.numpy()[order]), predicted[order]
 
 
 def just_above(probs: Vector) -> Vector:
@@ -214,11 +214,11 @@ def equal_mass_ends(ordered: Vector, mass: Vector, n_bins: int) -> Positions:
     return ends[ends < len(ordered)]
 
 
-def bin_values(question: Question, edges: Vector) -> Vector:
+def bin_values(outcomes: Outcomes, edges: Vector) -> Vector:
     """Weighted frequency of the class in each bin ``(lower, upper]``; the middle of the bin where it is empty."""
-    index = np.searchsorted(edges, question.probs)
-    mass = np.bincount(index, question.weights, len(edges) + 1)
-    hits = np.bincount(index, question.weights * question.answers, len(edges) + 1)
+    index = np.searchsorted(edges, outcomes.probs)
+    mass = np.bincount(index, outcomes.weights, len(edges) + 1)
+    hits = np.bincount(index, outcomes.weights * outcomes.happened, len(edges) + 1)
     ends = np.concatenate([[0.0], edges, [1.0]])
     return np.asarray(np.where(mass > 0, hits / np.where(mass > 0, mass, 1.0), (ends[1:] + ends[:-1]) / 2))
 
@@ -237,7 +237,7 @@ class _TableCalibrator(Calibrator):
     layer_dtype = torch.float64
 
     def _fit(self, data: FitData) -> Mapping[str, Learned]:
-        return stack_maps(self.learned, [self._map(question) for question in questions(data)])
+        return stack_maps(self.learned, [self._map(outcomes) for outcomes in label_outcomes(data)])
 
     def _check_learned(self) -> None:
         places, values = self.learned_values().values()
@@ -248,7 +248,7 @@ class _TableCalibrator(Calibrator):
         super()._check_learned()
 
     @abstractmethod
-    def _map(self, question: Question) -> tuple[Vector, Vector]:
+    def _map(self, outcomes: Outcomes) -> tuple[Vector, Vector]:
         """Knots and values ``[L]``; or inner edges ``[L]`` and the values of the steps ``[L + 1]``."""
 
 
@@ -269,9 +269,9 @@ class IsotonicCalibration(_TableCalibrator, formula=lines_log_probs):
     label = "isotonic calibration"
     few_samples_per_class = 50
 
-    def _map(self, question: Question) -> tuple[Vector, Vector]:
+    def _map(self, outcomes: Outcomes) -> tuple[Vector, Vector]:
         fitted = IsotonicRegression(y_min=0.0, y_max=1.0, out_of_bounds="clip")
-        fitted.fit(question.probs, question.answers, sample_weight=question.weights)
+        fitted.fit(outcomes.probs, outcomes.happened, sample_weight=outcomes.weights)
         return np.asarray(fitted.X_thresholds_, dtype=np.float64), np.asarray(fitted.y_thresholds_, dtype=np.float64)
 
 
@@ -295,10 +295,10 @@ class JointIsotonicCalibration(IsotonicCalibration):
 
     def _fit(self, data: FitData) -> Mapping[str, Learned]:
         probs = floor_logits(data.logits.double()).softmax(1)
-        answers = torch.zeros_like(probs).scatter_(1, data.labels.unsqueeze(1), 1.0)
+        happened = torch.zeros_like(probs).scatter_(1, data.labels.unsqueeze(1), 1.0)
         weights = data.weights.unsqueeze(1).expand_as(probs)
-        question = Question(*(part.reshape(-1).numpy() for part in (probs, answers, weights)))
-        return {name: part[0] for name, part in stack_maps(self.learned, [self._map(question)]).items()}
+        outcomes = Outcomes(*(part.reshape(-1).numpy() for part in (probs, happened, weights)))
+        return {name: part[0] for name, part in stack_maps(self.learned, [self._map(outcomes)]).items()}
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -328,11 +328,11 @@ class SplineCalibration(_TableCalibrator, formula=spline_log_probs):
     few_samples = 300
 
     def _fit(self, data: FitData) -> Mapping[str, Learned]:
-        question, _ = top_question(data)
-        return {name: part[0] for name, part in stack_maps(self.learned, [self._map(question)]).items()}
+        outcomes, _ = top_outcomes(data)
+        return {name: part[0] for name, part in stack_maps(self.learned, [self._map(outcomes)]).items()}
 
-    def _map(self, question: Question) -> tuple[Vector, Vector]:
-        ordered, correct, weights = question
+    def _map(self, outcomes: Outcomes) -> tuple[Vector, Vector]:
+        ordered, correct, weights = outcomes
         share = weights / weights.sum()
         # The middle of an example's own share, so that both ends are treated alike.
         at = np.cumsum(share) - share / 2
@@ -377,12 +377,12 @@ class HistogramBinning(_TableCalibrator, formula=steps_log_probs):
     label = "histogram binning"
     few_samples_per_class = 150
 
-    def _map(self, question: Question) -> tuple[Vector, Vector]:
+    def _map(self, outcomes: Outcomes) -> tuple[Vector, Vector]:
         # A rounded score on an edge is in the bin below it, whichever way its probability was rounded.
         edges = just_above(np.arange(1, self.n_bins) / self.n_bins)
         if self.binning == "mass":
-            edges = equal_mass_edges(question.probs, question.weights, self.n_bins)
-        return edges, bin_values(question, edges)
+            edges = equal_mass_edges(outcomes.probs, outcomes.weights, self.n_bins)
+        return edges, bin_values(outcomes, edges)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -411,17 +411,17 @@ class TopLabelBinning(_TableCalibrator, formula=top_label_log_probs):
     few_samples_per_class = 100
 
     def _fit(self, data: FitData) -> Mapping[str, Learned]:
-        question, predicted = top_question(data)
-        found = [self._map(question)] * data.num_classes
+        outcomes, predicted = top_outcomes(data)
+        found = [self._map(outcomes)] * data.num_classes
         for k in (torch.bincount(predicted) >= self.points_per_bin).nonzero().flatten().tolist():
             rows = (predicted == k).numpy()
-            found[k] = self._map(Question(*(part[rows] for part in question)))
+            found[k] = self._map(Outcomes(*(part[rows] for part in outcomes)))
         return stack_maps(self.learned, found)
 
-    def _map(self, question: Question) -> tuple[Vector, Vector]:
-        n_bins = max(len(question.probs) // self.points_per_bin, 1)
-        edges = equal_mass_edges(question.probs, question.weights, n_bins)
-        return edges, bin_values(question, edges)
+    def _map(self, outcomes: Outcomes) -> tuple[Vector, Vector]:
+        n_bins = max(len(outcomes.probs) // self.points_per_bin, 1)
+        edges = equal_mass_edges(outcomes.probs, outcomes.weights, n_bins)
+        return edges, bin_values(outcomes, edges)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -450,9 +450,9 @@ class BayesianBinning(_TableCalibrator, formula=steps_log_probs):
     label = "Bayesian binning"
     few_samples_per_class = 50
 
-    def _map(self, question: Question) -> tuple[Vector, Vector]:
-        ordered, answers, weights = question
-        n, hits = len(ordered), weights * answers
+    def _map(self, outcomes: Outcomes) -> tuple[Vector, Vector]:
+        ordered, happened, weights = outcomes
+        n, hits = len(ordered), weights * happened
         sums = np.concatenate([np.zeros((1, 3)), np.cumsum(np.stack([weights, hits, hits * ordered], 1), 0)])
         least = max(1, math.floor(n ** (1 / 3) / self.span))
         most = max(least, min(math.ceil(n / 5), math.ceil(self.span * n ** (1 / 3))))

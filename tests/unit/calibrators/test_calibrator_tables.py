@@ -12,7 +12,7 @@ from calibrant.calibrators import CALIBRATORS, BayesianBinning, SplineCalibratio
 from calibrant.calibrators.base import keep_top
 from calibrant.calibrators.tables import (
     PAD,
-    Question,
+    Outcomes,
     count_below,
     equal_mass_edges,
     interpolate,
@@ -83,7 +83,7 @@ def test_spline_of_weighted_examples_is_the_least_squares_fit_that_counts_each_b
     confidence = np.sort(rng.uniform(0.4, 1, 300))
     correct = (rng.uniform(size=300) < confidence**2).astype(float)
     weights = rng.integers(1, 6, 300)
-    knots, values = SplineCalibration(n_knots=5)._map(Question(confidence, correct, weights.astype(float)))
+    knots, values = SplineCalibration(n_knots=5)._map(Outcomes(confidence, correct, weights.astype(float)))
     share = weights / weights.sum()
     at, gap = np.cumsum(share) - share / 2, share * (correct - confidence)
     drift, places = np.cumsum(gap) - gap / 2, np.linspace(0, 1, 5)
