@@ -81,18 +81,18 @@ class Objective(nn.Module):
         where = type(self).__name__
         if set(inputs) != set(self.inputs):
             raise ValueError(f"{where}: arguments besides logits and labels must be {list(self.inputs)}, got {list(inputs)}.")
-        rows = to_rows(logits, labels, inputs, ignore_index=self.ignore_index, where=where)
-        nothing_left = rows.kept is not None and len(rows.kept) == 0
-        values = widen(rows.logits).sum(1) if nothing_left else self._of_rows(rows)
+        samples = to_samples(logits, labels, inputs, ignore_index=self.ignore_index, where=where)
+        nothing_left = samples.kept is not None and len(samples.kept) == 0
+        values = widen(samples.logits).sum(1) if nothing_left else self._of_samples(samples)
         if self.reduction == "none":
-            if rows.kept is not None:
-                values = values.new_zeros(rows.shape.numel()).index_copy(0, rows.kept, values)
-            return values.reshape(rows.shape)
+            if samples.kept is not None:
+                values = values.new_zeros(samples.shape.numel()).index_copy(0, samples.kept, values)
+            return values.reshape(samples.shape)
         return values.mean() if self.reduction == "mean" and not nothing_left else values.sum()
 
-    def _of_rows(self, rows: Rows) -> Tensor:
+    def _of_samples(self, samples: Samples) -> Tensor:
         """Values ``[K]`` whose sum, or mean, is the reduced objective; ``[]`` for a penalty."""
-        return self.value(rows.logits, rows.labels, **{name: rows.inputs[name] for name in self.inputs})
+        return self.value(samples.logits, samples.labels, **{name: samples.inputs[name] for name in self.inputs})
 
     def set_epoch(self, epoch: int) -> None:
         """Tell the objective, and those within it, which epoch, counted from 0, is about to run; most have no use for it."""
@@ -159,15 +159,15 @@ class Loss(Objective):
             raise ValueError(f"{where}: `weight` must be a tensor [C] of numbers >= 0, one per class, got {weight}.")
         self.register_buffer("weight", None if weight is None else weight.clone())
 
-    def _of_rows(self, rows: Rows) -> Tensor:
-        values = super()._of_rows(rows)
+    def _of_samples(self, samples: Samples) -> Tensor:
+        values = super()._of_samples(samples)
         if self.weight is None:
             return values
-        if rows.labels.ndim > 1 or len(self.weight) != rows.logits.shape[1]:
-            got = f"{list(self.weight.shape)} with logits {list(rows.logits.shape)} and labels {list(rows.labels.shape)}"
+        if samples.labels.ndim > 1 or len(self.weight) != samples.logits.shape[1]:
+            got = f"{list(self.weight.shape)} with logits {list(samples.logits.shape)} and labels {list(samples.labels.shape)}"
             raise ValueError(f"{type(self).__name__}: `weight` must be [C], and the labels class indices [B], got {got}.")
-        weight, labels = self.weight.to(values.dtype), rows.labels.long()
-        values = self._weighted(values, rows.logits, labels, weight)
+        weight, labels = self.weight.to(values.dtype), samples.labels.long()
+        values = self._weighted(values, samples.logits, labels, weight)
         if self.reduction != "mean":
             return values
         # Samples of no weight make nothing, and not 0/0.
@@ -230,11 +230,11 @@ class WeightedSum(Objective):
 
     def value(self, logits: Tensor, labels: Tensor, **inputs: Tensor) -> Tensor:
         """Return the weighted sum before reduction: ``[B]`` where a loss is in it, else ``[]``."""
-        return self._of_rows(Rows(logits, labels, inputs, labels.shape))
+        return self._of_samples(Samples(logits, labels, inputs, labels.shape))
 
-    def _of_rows(self, rows: Rows) -> Tensor:
+    def _of_samples(self, samples: Samples) -> Tensor:
         parts = zip(self.weights, self.objectives, strict=True)
-        values = [term._of_rows(rows) if weight == 1 else weight * term._of_rows(rows) for weight, term in parts]
+        values = [term._of_samples(samples) if weight == 1 else weight * term._of_samples(samples) for weight, term in parts]
         return sum(values[1:], values[0])
 
     def __repr__(self) -> str:
@@ -242,7 +242,7 @@ class WeightedSum(Objective):
         return " + ".join(repr(term) if weight == 1 else f"{weight} * {term!r}" for weight, term in parts)
 
 
-class Rows(NamedTuple):
+class Samples(NamedTuple):
     """The K labelled samples of a batch, the shape of its labels, and which of these the K are (None: all)."""
 
     logits: Tensor
@@ -252,7 +252,9 @@ class Rows(NamedTuple):
     kept: Tensor | None = None
 
 
-def to_rows(logits: Tensor, labels: Tensor, inputs: Mapping[str, Tensor], *, ignore_index: int | None, where: str) -> Rows:
+def to_samples(
+    logits: Tensor, labels: Tensor, inputs: Mapping[str, Tensor], *, ignore_index: int | None, where: str
+) -> Samples:
     """Flatten dense logits and leave out the labels that are ``ignore_index`` (soft targets are never left out).
 
     Leaving out waits for the device, which has to say how many samples are left.
@@ -260,7 +262,7 @@ def to_rows(logits: Tensor, labels: Tensor, inputs: Mapping[str, Tensor], *, ign
     tensors = isinstance(logits, Tensor) and isinstance(labels, Tensor)
     if not tensors or (logits.ndim == 2 and ignore_index is None):
         check_logits(logits, labels, where=where, soft_targets=True, values=False)
-        return Rows(logits, labels, inputs, labels.shape[:1])
+        return Samples(logits, labels, inputs, labels.shape[:1])
     shape = logits.shape[:1] + logits.shape[2:]
     soft = labels.is_floating_point() and labels.shape == logits.shape
     if not soft:
@@ -272,13 +274,13 @@ def to_rows(logits: Tensor, labels: Tensor, inputs: Mapping[str, Tensor], *, ign
         return value.reshape(-1) if value.shape == shape else value
 
     more = {name: flat(value) if isinstance(value, Tensor) else value for name, value in inputs.items()}
-    rows = Rows(flat(logits), flat(labels), more, shape)
+    samples = Samples(flat(logits), flat(labels), more, shape)
     if ignore_index is None or soft:
-        return rows
-    kept = (rows.labels.long() != ignore_index).nonzero().squeeze(1)
+        return samples
+    kept = (samples.labels.long() != ignore_index).nonzero().squeeze(1)
     # Inputs that have an entry for every label lose the same entries.
-    each = {name: value[kept] for name, value in more.items() if getattr(value, "shape", ())[:1] == rows.labels.shape}
-    return Rows(rows.logits[kept], rows.labels[kept], more | each, shape, kept)
+    each = {name: value[kept] for name, value in more.items() if getattr(value, "shape", ())[:1] == samples.labels.shape}
+    return Samples(samples.logits[kept], samples.labels[kept], more | each, shape, kept)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from calibrant.core.checks import check_choice, check_count, check_share
-from calibrant.losses.base import Penalty, checked, confidence_and_correct, probs_and_entropy, to_rows, top_of
+from calibrant.losses.base import Penalty, checked, confidence_and_correct, probs_and_entropy, to_samples, top_of
 
 __all__ = [
     "ACLS",
@@ -122,8 +122,8 @@ class AvUC(Penalty, function=avuc_penalty):
     @torch.no_grad()
     def update_threshold(self, logits: Tensor, labels: Tensor) -> None:
         """Set the threshold from predictions (of an epoch) by `avuc_threshold`; the released code does so for five epochs."""
-        rows = to_rows(logits, labels.to(logits.device), {}, ignore_index=self.ignore_index, where="AvUC")
-        self.current_threshold.copy_(avuc_threshold(rows.logits, rows.labels))
+        samples = to_samples(logits, labels.to(logits.device), {}, ignore_index=self.ignore_index, where="AvUC")
+        self.current_threshold.copy_(avuc_threshold(samples.logits, samples.labels))
 
     observe_validation = update_threshold
 
@@ -411,9 +411,9 @@ class CRL(Penalty, function=crl_penalty):
     @torch.no_grad()
     def update(self, logits: Tensor, labels: Tensor, *, indices: Tensor) -> None:
         """Count which samples of a batch were right; ``indices [B]`` must not repeat. No device synchronisation."""
-        rows = to_rows(logits, labels, {"indices": indices}, ignore_index=self.ignore_index, where="CRL.update")
-        right = (rows.logits.argmax(1) == rows.labels).to(self.times_right.dtype)
-        self.times_right.index_add_(0, rows.inputs["indices"], right)
+        samples = to_samples(logits, labels, {"indices": indices}, ignore_index=self.ignore_index, where="CRL.update")
+        right = (samples.logits.argmax(1) == samples.labels).to(self.times_right.dtype)
+        self.times_right.index_add_(0, samples.inputs["indices"], right)
 
     observe_batch = update
 
