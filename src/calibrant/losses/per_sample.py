@@ -34,7 +34,6 @@ __all__ = [
     "focal_gradient_weight",
     "focal_loss",
     "inverse_focal_loss",
-    "lambert_gamma",
     "mixup_inputs",
     "mixup_loss",
     "scheduled_focal_loss",
@@ -279,8 +278,9 @@ def flsd_loss(
 
     .. math:: \gamma_i = \gamma_{\mathrm{below}} \text{ if } p_i < \theta, \text{ else } \gamma_{\mathrm{above}},
 
-    held constant in the gradient. `lambert_gamma` gives the rule behind the numbers. The released code has a third step from
-    p = 0.5 on: 3 in the authors' scripts, as here, but 1 by default ("FLSD-531").
+    held constant in the gradient. The gradient is at most that of cross-entropy from p = 0.2 on with gamma 4.85, and from p =
+    0.25 on with 3.07; hence the numbers. The released code has a third step from p = 0.5 on: 3 in the authors' scripts, as
+    here, but 1 by default ("FLSD-531").
 
     Args:
         threshold: Probability :math:`\theta` in (0, 1) at which gamma changes; p equal to it counts as above.
@@ -307,32 +307,6 @@ def flsd_loss(
 
 class FLSDLoss(Loss, function=flsd_loss):
     """`flsd_loss` as a module."""
-
-
-def lambert_gamma(probability: float) -> float:
-    r"""Smallest gamma with which focal loss has no larger gradient than cross-entropy at and above a probability.
-
-    It is the root :math:`\gamma > 0` of :math:`g(p_0, \gamma) = 1` (see `focal_gradient_weight`). With
-    :math:`a = \log(1 - p_0)`, :math:`h = -p_0 \log p_0 / (1 - p_0)` and the lower branch :math:`W_{-1}` of Lambert's function,
-
-    .. math:: \gamma^*(p_0) = \frac{1}{a}\,W_{-1}\!\Bigl(\frac{a}{h}\, e^{a/h}\Bigr) - \frac{1}{h} .
-
-    From ``probability`` :math:`p_0 = 0.5` on, only the root 0 is left. The rule gives 4.85 at 0.2, whence FLSD's 5; its 3
-    belongs to 0.25.
-
-    Example:
-        >>> round(lambert_gamma(0.2), 3), round(lambert_gamma(0.25), 3), lambert_gamma(0.6)
-        (4.851, 3.07, 0.0)
-    """
-    check_share(probability, where="lambert_gamma", name="probability", zero=False)
-    if probability >= 0.5:
-        return 0.0
-    from scipy.special import lambertw
-
-    slope = math.log1p(-probability)
-    ratio = -probability * math.log(probability) / (1 - probability)
-    branch = float(lambertw(slope / ratio * math.exp(slope / ratio), k=-1).real)
-    return branch / slope - 1 / ratio
 
 
 def scheduled_gamma(epoch: int, *, schedule: Schedule = ((0, 5.0), (100, 3.0), (250, 1.0))) -> float:

@@ -21,7 +21,6 @@ from calibrant.losses import (
     focal_gradient_weight,
     focal_loss,
     inverse_focal_loss,
-    lambert_gamma,
     scheduled_focal_loss,
     scheduled_gamma,
 )
@@ -129,21 +128,6 @@ def test_flsd_at_the_threshold_exactly_counts_as_above(dtype: torch.dtype) -> No
     # Five equal logits: p is 0.2 on the dot.
     value = flsd_loss(torch.full((1, 5), 7.3, dtype=dtype), torch.tensor([2]))
     assert value.item() == pytest.approx(0.8**3 * math.log(5))
-
-
-@pytest.mark.parametrize("p", [0.01, 0.2, 0.35, 0.49])
-def test_lambert_rule_makes_the_gradient_weight_one(p: float) -> None:
-    logits = torch.tensor([[math.log(p), math.log(1 - p)]], dtype=torch.float64)
-    gamma = lambert_gamma(p)
-    assert gamma > 0
-    assert focal_gradient_weight(logits, torch.tensor([0]), gamma=gamma).item() == pytest.approx(1, rel=1e-6)
-
-
-def test_lambert_rule_from_one_half_on_is_zero() -> None:
-    assert [lambert_gamma(p) for p in (0.5, 0.7, 0.99)] == [0.0, 0.0, 0.0]
-    for p in (0.0, 1.0, math.nan):
-        with pytest.raises(ValueError, match=r"lambert_gamma: `probability` must lie in \(0, 1\), got"):
-            lambert_gamma(p)
 
 
 @pytest.mark.parametrize(("epoch", "gamma"), [(0, 5), (99, 5), (100, 3), (249, 3), (250, 1), (1000, 1)])
