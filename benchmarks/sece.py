@@ -14,9 +14,8 @@ import numpy as np
 import torch
 
 from calibrant.core.binning import TopLabel
-from calibrant.core.kernels import gaussian_means
-from calibrant.metrics.binned import debiased_error
-from calibrant.metrics.kernel import smoothed_accuracy_gap
+from calibrant.core.kernels import gaussian_sums
+from calibrant.metrics import METRICS
 
 SIZES, BANDWIDTHS, GAPS = (128, 1000, 10_000), (0.01, 0.05, 0.1), (0.0, 0.02, 0.05)
 
@@ -28,8 +27,9 @@ def data_set(n: int, gap: float, rng: np.random.Generator) -> TopLabel:
 
 
 def centred(top: TopLabel, bandwidth: float) -> float:
-    residual = (top.correct - top.confidence).unsqueeze(0)
-    return float(gaussian_means(top.confidence, residual, bandwidth=bandwidth).abs().mean())
+    residual = top.correct - top.confidence
+    near, gaps = gaussian_sums(top.confidence, torch.stack([torch.ones_like(residual), residual]), bandwidth=bandwidth)
+    return float((gaps / near).abs().mean())
 
 
 def main() -> None:
@@ -44,11 +44,10 @@ def main() -> None:
         rng = np.random.default_rng([options.seed, n])
         given = [[data_set(n, gap, rng) for _ in range(options.data_sets)] for gap in GAPS]
         rows = {
-            f"SECE, h = {h}": [[float(smoothed_accuracy_gap(t, bandwidth=h)) for t in tops] for tops in given]
-            for h in BANDWIDTHS
+            f"SECE, h = {h}": [[float(METRICS["sece"](t, bandwidth=h)) for t in tops] for tops in given] for h in BANDWIDTHS
         }
         rows |= {f"centred, h = {h}": [[centred(t, h) for t in tops] for tops in given] for h in BANDWIDTHS}
-        rows["debiased L2"] = [[float(debiased_error(t, n_bins=15)) for t in tops] for tops in given]
+        rows["debiased L2"] = [[float(METRICS["ece_debiased"](t, n_bins=15)) for t in tops] for tops in given]
         for form, found in rows.items():
             print(f"| {n:,} | {form} | " + " | ".join(f"{100 * np.mean(values):.1f}" for values in found) + " |", flush=True)
 

@@ -12,10 +12,9 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from calibrant.core.binning import equal_width_bins, equal_width_edges, means_of_sums, summarize, top_label
+from calibrant.core.binning import equal_width_bins, equal_width_edges, means_of_sums, one_vs_rest, summarize, top_label
 from calibrant.core.checks import ArrayLike
 from calibrant.core.records import Predictions, Scores, as_record
-from calibrant.metrics.conventions import class_column
 from calibrant.metrics.measure import class_scores
 from calibrant.metrics.verdict import PALETTE, draw_diagram, known_share, table_rows, verdict, write_estimate
 from calibrant.report.figures import ReliabilityPanel, panel_of_bins
@@ -26,16 +25,16 @@ if TYPE_CHECKING:
 
 __all__ = ["before_after", "compare", "confidence_histogram", "per_class", "reliability"]
 
-# What the functions draw: probabilities with `labels`, a record that has both, or what `measure` found.
-Said: TypeAlias = "ArrayLike | Predictions | Scores"
+# Probabilities (with labels), a record of both, or what `measure` found.
+Drawable: TypeAlias = "ArrayLike | Predictions | Scores"
 # Classes that `per_class` shows, if none are asked for.
 _WORST = 4
 
 
-def reliability(probs: Said, labels: ArrayLike | None = None, *, n_bins: int = 15, ax: Axes | None = None) -> Axes:
+def reliability(probs: Drawable, labels: ArrayLike | None = None, *, n_bins: int = 15, ax: Axes | None = None) -> Axes:
     """Draw a reliability diagram: the accuracy of every bin of confidence, its 95 % interval, and the gap to the confidence.
 
-    In a binary problem it is about the probability of the positive class, and how often that occurs.
+    In a binary problem it shows the probability of the positive class, and how often that class occurs.
 
     Args:
         probs: Probabilities ``[N, C]``, of the positive class ``[N]``, a `Predictions`, or `Scores` (then over their bins).
@@ -56,11 +55,10 @@ def reliability(probs: Said, labels: ArrayLike | None = None, *, n_bins: int = 1
     return _finish(ax, xlabel="confidence", ylabel="accuracy", title=title)
 
 
-def confidence_histogram(probs: Said, labels: ArrayLike | None = None, *, n_bins: int = 20, ax: Axes | None = None) -> Axes:
-    """Draw how many predictions of each confidence are right and wrong, with mean confidence and accuracy.
+def confidence_histogram(probs: Drawable, labels: ArrayLike | None = None, *, n_bins: int = 20, ax: Axes | None = None) -> Axes:
+    """Draw how many predictions of each confidence are right and wrong, with lines at the mean confidence and the accuracy.
 
-    Where the line of the mean confidence is to the right of that of the accuracy, the model is over-confident on the whole.
-    Arguments as in `reliability`.
+    If the confidence is to the right of the accuracy, the model is over-confident on the whole. Arguments as in `reliability`.
     """
     bins, ax = _panel(probs, labels, n_bins=n_bins, where="plot.confidence_histogram", binary=False).bins, _axes(ax)
     left, width = bins.edges[:-1].numpy(), bins.edges.diff().numpy()
@@ -81,9 +79,9 @@ def per_class(
     n_bins: int = 15,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draw, for some classes, how often they occur against how probable the model finds them, over all examples.
+    """Draw how often some classes occur against their probability, over all examples.
 
-    In a binary problem ``classes=[1]`` shows the probability of the positive class.
+    In a binary problem, ``classes=[1]`` is the positive class.
 
     Args:
         probs: Probabilities ``[N, C]``, or a `Predictions`.
@@ -100,10 +98,12 @@ def per_class(
     return _draw_curves(panels, ax, xlabel="probability of the class", ylabel="frequency of the class")
 
 
-def compare(models: Mapping[str, Said], labels: ArrayLike | None = None, *, n_bins: int = 15, ax: Axes | None = None) -> Axes:
+def compare(
+    models: Mapping[str, Drawable], labels: ArrayLike | None = None, *, n_bins: int = 15, ax: Axes | None = None
+) -> Axes:
     """Draw the accuracy of several models against their confidence, a line each, with their ECE in the legend.
 
-    Points of few examples are small. In a binary problem it is about the probability of the positive class, as `reliability`.
+    Points of few examples are small. In a binary problem it shows the positive class, as `reliability` does.
 
     Args:
         models: Name → probabilities ``[N, C]``, `Predictions` or `Scores`.
@@ -119,14 +119,14 @@ def compare(models: Mapping[str, Said], labels: ArrayLike | None = None, *, n_bi
 
 
 def before_after(
-    before: Said, after: Said, labels: ArrayLike | None = None, *, n_bins: int = 15, ax: Axes | None = None
+    before: Drawable, after: Drawable, labels: ArrayLike | None = None, *, n_bins: int = 15, ax: Axes | None = None
 ) -> Axes:
-    """Draw what a repair did: `compare` of two, as of the scores ``before`` and ``after`` that `calibrant.repair` returns."""
+    """Draw what a repair did, for instance with the scores ``before`` and ``after`` that `calibrant.repair` returns."""
     return compare({"before": before, "after": after}, labels, n_bins=n_bins, ax=ax)
 
 
 def scores_html(scores: Scores) -> str:
-    """Return what notebooks show of ``scores``: the finding, a table of all numbers with their intervals, and a diagram."""
+    """Return what notebooks show: the finding, a table of all numbers with their intervals, and a diagram."""
     from matplotlib.figure import Figure
 
     found = [(metric.label, *write_estimate(scores[key], metric)) for key, metric, _ in table_rows(scores)]
@@ -158,8 +158,8 @@ def _axes(ax: Axes | None) -> Axes:
     return plt.subplots(figsize=(4.8, 4.8), layout="constrained")[1]
 
 
-def _panel(said: Said, labels: ArrayLike | None, *, n_bins: int, where: str, binary: bool = True) -> ReliabilityPanel:
-    """Bins of confidence; of a ``binary`` problem those of the probability of the positive class, which is the label then."""
+def _panel(said: Drawable, labels: ArrayLike | None, *, n_bins: int, where: str, binary: bool = True) -> ReliabilityPanel:
+    """Bins of confidence; of a ``binary`` problem those of the positive class's probability, which is then the label."""
     positive, name = None, ""
     if isinstance(said, Scores):
         bins, weighted, positive = said.bins, said.weight is not None, said.positive
@@ -171,13 +171,14 @@ def _panel(said: Said, labels: ArrayLike | None, *, n_bins: int, where: str, bin
         given = as_record(said, labels, where=where)
         top, weighted = top_label(given, where=where), given.weights is not None
         if binary and given.num_classes == 2:
-            top, name = class_column(given, 1), f"P({given.class_names[1] if given.class_names else 'positive'})"
+            top = one_vs_rest(given.probs, given.labels, given.weights, index=1)
+            name = f"P({given.class_names[1] if given.class_names else 'positive'})"
         bins = equal_width_bins(top, n_bins=n_bins)
     return panel_of_bins(bins, weighted=weighted, label=name)
 
 
 def _draw_curves(panels: Sequence[ReliabilityPanel], ax: Axes | None, **names: str) -> Axes:
-    """Draw a line for each panel through its bins that hold examples; the larger a point, the more is known of it."""
+    """Draw a line for each panel through its filled bins; points of many examples are larger."""
     ax, styles = _axes(ax), styles_of((panel.label, "") for panel in panels)
     for panel in panels:
         style, filled = styles[panel.label, ""], panel.bins.count > 0

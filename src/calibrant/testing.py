@@ -14,12 +14,12 @@ from calibrant.metrics.table import score_metrics
 __all__ = ["assert_calibrated"]
 
 _FORM = re.compile(r"\s*(\w+)(?:\.(value|low|high))?\s*([<>]=?)\s*(\S+)\s*")
-# What keeps a limit; nothing that is compared with NaN does.
+# What is true as long as a limit is kept; of NaN nothing is.
 _KEPT = {">": operator.le, ">=": operator.lt, "<": operator.ge, "<=": operator.gt}
 
 
 class Limit(NamedTuple):
-    """What a score must not be: ``ece>0.05``, or ``ece.high>0.05`` for the upper end of its interval."""
+    """A limit that a score must not break: ``ece>0.05``, or ``ece.high>0.05`` for the upper end of its interval."""
 
     text: str
     key: str
@@ -44,7 +44,7 @@ class Limit(NamedTuple):
         return cls(text, key, part or "value", sign, bound)
 
     def broken_by(self, scores: Scores) -> str:
-        """Say what breaks the limit; empty if nothing does. A score or limit that is not a number is always broken."""
+        """Say what breaks the limit; empty if nothing does. NaN, as score or as limit, always does."""
         if self.key not in scores:
             raise ValueError(f"fail-if: these data have no `{self.key}`. It may need two classes, or all examples at once.")
         found = float(getattr(scores[self.key], self.part))

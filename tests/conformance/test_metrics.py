@@ -126,7 +126,7 @@ def test_metric_inputs_stay_as_they_are(name):
 
 BAD = [
     (torch.full((4, 3), float("nan")), torch.zeros(4, dtype=torch.long), "must be finite, got nan"),
-    (torch.tensor([[2.0, -1.0], [0.5, 0.5]]), torch.tensor([0, 1]), "look like logits"),
+    (torch.tensor([[2.0, -1.0], [0.5, 0.5]]), torch.tensor([0, 1]), r"`probs` must lie in \[0, 1\]"),
     (torch.tensor([[0.2, 0.2], [0.5, 0.5]]), torch.tensor([0, 1]), "must sum to 1"),
     (torch.tensor([[0.5, 0.5]]), torch.tensor([2]), r"must lie in \[0, 1\], got 2"),
     (torch.tensor([[0.5, 0.5]]), torch.tensor([[1, 0]]), "one-hot"),

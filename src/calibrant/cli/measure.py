@@ -41,7 +41,7 @@ from calibrant.io import (
 )
 from calibrant.io.files import is_address
 from calibrant.metrics.intervals import rate_interval
-from calibrant.metrics.measure import CalibrationMonitor, Group, Slices, Watched, column_names, measure, measure_summary
+from calibrant.metrics.measure import CalibrationMonitor, Slice, Slices, Watched, column_names, measure, measure_summary
 from calibrant.metrics.paired import paired_test
 from calibrant.metrics.table import Metric, score_metrics
 from calibrant.metrics.verdict import (
@@ -78,7 +78,7 @@ _MOST_BINS = 50
 _WORST_CLASSES = 5
 
 # Of all examples, under None, and of those of every group.
-Sums: TypeAlias = dict[Group | None, Summary]
+Sums: TypeAlias = dict[Slice | None, Summary]
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ def _measure_stream(
             sums = _sum_up(watched(), slices, request.n_bins)
     draws: dict[str, Any] = {"class_names": head.class_names, "n_resamples": request.resamples, "seed": request.seed}
     scores = measure_summary(sums.pop(None), by_class=request.by_class, file=str(path), **draws)
-    sliced = {slices.title(group): measure_summary(sums[group], **draws) for group in sorted(group for group in sums if group)}
+    sliced = {group.title: measure_summary(sums[group], **draws) for group in sorted(group for group in sums if group)}
     return Measured(replace(scores, slices=sliced), head.split, _join(picked))
 
 

@@ -7,9 +7,10 @@ probabilities, so that a float32 0.2 lies *on* the edge 3/15 and not above it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache, reduce
+from itertools import repeat
 from operator import add
 from typing import Any
 
@@ -22,19 +23,19 @@ from calibrant.core.records import Bins, Predictions, as_predictions
 
 # Entries of [N, C] held in float64 at once: 64 MiB.
 CHUNK_ENTRIES = 8_000_000
-# Entries looked at in one go, so that temporaries stay in the cache.
+# Entries binned at once, so that temporaries stay in the cache.
 _BLOCK_ENTRIES = 400_000
 
-# A stream has no second look at its examples and keeps sums per cell of confidence. 3,000 equal-width cells fold exactly into
-# these numbers of bins; each is cut into eight, and the last one, where networks put most of their examples, into sixteen cells
-# to every halving of the distance to one, twenty times.
+# A stream sees its examples once and keeps sums per cell of confidence. 3,000 equal-width cells fold exactly into these numbers
+# of bins. Each is cut into eight. The last one, where networks put most examples, is halved towards 1 twenty times, with
+# sixteen cells in each half.
 EXACT_BINS = (5, 10, 15, 20, 25, 30, 50, 100, 200, 500, 1000)
 WIDTH_CELLS = 3000
 _PER_CELL, _PER_OCTAVE, _OCTAVES = 8, 16, 20
 _PLAIN_CELLS = (WIDTH_CELLS - 1) * _PER_CELL
 NUM_CELLS = _PLAIN_CELLS + _OCTAVES * _PER_OCTAVE + 1
-# Examples of a sum that are kept as they are (1 MB): the usual test sets, ImageNet's 50,000 included, are measured exactly. Of
-# more, it hardly matters where in a cell an equal-mass bin begins: it moves the debiased error by 2e-4 at most.
+# Up to this many examples a sum keeps them (1 MB), so the usual test sets, ImageNet's 50,000 included, are measured exactly.
+# With more, it hardly matters where in a cell an equal-mass bin begins: that moves the debiased error by 2e-4 at most.
 KEPT_EXAMPLES = 65_536
 
 
@@ -42,16 +43,16 @@ KEPT_EXAMPLES = 65_536
 class TopLabel:
     """Confidence and correctness of every example: all that a top-label metric needs.
 
-    An entry may stand for many examples of nearly equal confidence (a cell of a stream): ``correct`` is then their mean, and
-    ``squares`` and ``examples`` say what their sum of weights no longer does.
+    An entry may also be a cell of a stream, which holds many examples of nearly equal confidence. ``correct`` is then their
+    mean and ``weights`` their sum.
 
     Attributes:
         confidence: Top probability ``[N]``, float64.
         correct: 1.0 where the top class (the first of several that tie) is the label, else 0.0; ``[N]`` float64.
         weights: Sample weights ``[N]`` float64, or None for equal weights.
         dtype: Precision in which the probabilities came; bin edges are rounded to it.
-        squares: Sums of squared weights ``[N]``, where an entry stands for many examples.
-        examples: Number of examples of positive weight, where it is not the number of entries of positive weight.
+        squares: Sums of squared weights ``[N]``, for cells.
+        examples: Number of examples of positive weight, for cells.
     """
 
     confidence: Tensor
@@ -78,9 +79,9 @@ class TopLabel:
 
     @cached_property
     def rising(self) -> tuple[Tensor, Tensor]:
-        """Distinct confidences in order ``[G]``, and sums ``[4, G + 1]`` over all examples up to each, from 0 on.
+        """Distinct confidences in order ``[G]``, and running sums over them ``[4, G + 1]``, which begin with 0.
 
-        The sums are of weight, weight times confidence, weight times correctness and squared weight.
+        They sum weight, weight times confidence, weight times correctness and squared weight.
         """
         squares = self.mass.square() if self.squares is None else self.squares
         rows = torch.stack([self.confidence, self.mass, self.mass * self.confidence, self.mass * self.correct, squares])
@@ -92,7 +93,7 @@ class TopLabel:
 
 
 def top_label(
-    probs: ArrayLike | Predictions,
+    probs: ArrayLike | Predictions | TopLabel,
     labels: ArrayLike | None = None,
     *,
     where: str,
@@ -101,11 +102,16 @@ def top_label(
     weights: ArrayLike | None = None,
     ignore_index: int | None = None,
 ) -> TopLabel:
-    """Check the arguments of a top-label metric (see `as_predictions`) and reduce them to confidence and correctness."""
+    """Check the arguments of a top-label metric (see `as_predictions`) and reduce them to confidence and correctness.
+
+    Examples that are reduced already come back as they are, so a metric can be asked of the examples of a `Summary` as well.
+    """
+    if isinstance(probs, TopLabel):
+        return probs
     given = as_predictions(probs, labels, where=where, n_bins=n_bins, p=p, weights=weights, ignore_index=ignore_index)
     if not given.has_logits:
         return reduce_top_label(given.probs, given.labels, given.weights)
-    # Probabilities that saturate at 1 hide which class was on top, logits do not; the softmax of all rows would fill memory.
+    # Logits know which class is on top even where probabilities saturate at 1. The softmax of all rows would fill memory.
     parts = given.logits.split(max(CHUNK_ENTRIES // given.num_classes, 1))
     confidence = torch.cat([part.double().softmax(1).amax(1) for part in parts])
     return TopLabel(confidence, given.correct.double(), given.weights)
@@ -115,8 +121,8 @@ def reduce_top_label(probs: Tensor, labels: Tensor, weights: Tensor | None = Non
     """Confidence and correctness of checked ``probs [N, C]``, on their device."""
     confidence = probs.amax(1)
     correct = probs.gather(1, labels.unsqueeze(1)).squeeze(1) == confidence
-    # Of classes that tie for the top the first one is the prediction. Only a top of at most one half can tie, and looking up
-    # the arg-max of all rows would take four times as long as their maximum.
+    # Of classes that tie for the top the first is the prediction. Only a top of at most one half can tie; the arg-max of all
+    # rows would take four times as long as their maximum.
     doubtful = (correct & (confidence <= 0.5 + SUM_TOLERANCE.get(probs.dtype, 0.0))).nonzero().squeeze(1)
     rows = probs[doubtful]
     if int((rows == confidence[doubtful].unsqueeze(1)).sum()) > len(rows):
@@ -124,11 +130,16 @@ def reduce_top_label(probs: Tensor, labels: Tensor, weights: Tensor | None = Non
     return TopLabel(confidence.double(), correct.double(), weights, probs.dtype)
 
 
+def one_vs_rest(probs: Tensor, labels: Tensor, weights: Tensor | None = None, *, index: int) -> TopLabel:
+    """One class's probability in checked ``probs [N, C]`` as confidence, and whether it is the label as correctness."""
+    return TopLabel(probs[:, index].double().contiguous(), (labels == index).double(), weights, probs.dtype)
+
+
 @lru_cache(maxsize=64)
 def equal_width_edges(n_bins: int, dtype: torch.dtype = torch.float64) -> Tensor:
     """Edges ``k / M`` for k = 0..M, rounded to ``dtype`` and returned as float64 ``[M + 1]``.
 
-    Edges that half precision rounds up to 1 stay just below it, so that 1 belongs to the last bin however many there are.
+    Edges that half precision rounds up to 1 stay just below it, so that 1 always belongs to the last bin.
     """
     edges = (torch.arange(n_bins + 1, dtype=torch.float64) / n_bins).to(dtype).double()
     edges[1:-1].clamp_(max=1 - torch.finfo(dtype).eps / 2)
@@ -140,8 +151,8 @@ def equal_width_index(values: Tensor, n_bins: int, *, dtype: torch.dtype = torch
     edges = equal_width_edges(n_bins, dtype).to(values.device)
     if n_bins * torch.finfo(dtype).eps > 0.5:
         return torch.bucketize(values.contiguous(), edges[1:-1])
-    # The scaled value truncates to its bin k or, on an edge, to a neighbour; comparing with edge k settles it, since rounding
-    # keeps order: v > fl(k/M) implies fl(v M) >= k. A plain bucketize takes five times as long.
+    # The scaled value truncates to its bin k or, near an edge, to the next one, which a look at edge k settles: rounding keeps
+    # order, so v > fl(k/M) implies fl(v M) >= k. A plain bucketize takes five times as long.
     index = (values * n_bins).long().clamp_(0, n_bins)
     return (index - (values <= edges.index_select(0, index.flatten()).view_as(values)).long()).clamp_(0, n_bins - 1)
 
@@ -159,10 +170,10 @@ def equal_width_bins(top: TopLabel, *, n_bins: int) -> Bins:
 def equal_mass_bins(top: TopLabel, *, n_bins: int) -> Bins:
     """Group examples into ``M`` bins of equal size, sharing tied confidences.
 
-    Sorted by confidence, bin b takes the examples between the cuts of ``numpy.array_split`` (the first N mod M bins hold one
-    more). Examples of the same confidence are interchangeable: a group of ties that a cut divides contributes to both
-    sides its mean correctness in proportion, so that no result depends on the order of samples. With weights the same cuts
-    are taken at the same fractions of the total weight. Fewer examples than bins leave the last bins empty.
+    The examples are sorted by confidence and cut where ``numpy.array_split`` does (the first N mod M bins hold one more). If a
+    cut divides examples of equal confidence, both sides get their mean correctness in proportion, so that the order of
+    examples does not matter. With weights, the cuts are at the same fractions of the total weight. Fewer examples than bins
+    leave the last bins empty.
     """
     values, sums = top.rising
     cuts = mass_cuts(top.size, n_bins, total=float(sums[0, -1]))
@@ -171,7 +182,7 @@ def equal_mass_bins(top: TopLabel, *, n_bins: int) -> Bins:
 
 
 def mass_cuts(size: int, n_bins: int, *, total: float = 1.0) -> Tensor:
-    """Where ``numpy.array_split`` cuts ``size`` examples, of weight ``total`` together, into M parts, as weight ``[M + 1]``."""
+    """Where ``numpy.array_split`` cuts ``size`` examples into M parts, in units of their weight ``total``; ``[M + 1]``."""
     part, more = divmod(size, n_bins)
     k = torch.arange(n_bins + 1, dtype=torch.float64)
     cuts = k * part + k.clamp(max=more)
@@ -180,7 +191,7 @@ def mass_cuts(size: int, n_bins: int, *, total: float = 1.0) -> Tensor:
 
 
 def between_cuts(sums: Tensor, cuts: Tensor) -> Tensor:
-    """Share of running ``sums [K, ..., G + 1]``, the first the mass, between ``cuts [..., M + 1]``; ``[K, ..., M]``."""
+    """Part of running ``sums [K, ..., G + 1]`` between ``cuts [..., M + 1]`` of the first sum, the mass; ``[K, ..., M]``."""
     mass, cuts = sums[0].contiguous(), cuts.contiguous()
     right = torch.searchsorted(mass, cuts).clamp(1, mass.shape[-1] - 1)
     start, width = mass.gather(-1, right - 1), mass.gather(-1, right) - mass.gather(-1, right - 1)
@@ -197,7 +208,7 @@ def means_of_sums(edges: Tensor, count: Tensor, confidence: Tensor, accuracy: Te
 
 
 def norm_of_bins(bins: Bins, *, p: float = 1, total: float | None = None) -> Tensor:
-    """Norm of order ``p`` of the gaps, each weighted by its bin's share of ``total`` (of all bins' content if None); ``[]``."""
+    """Norm of order ``p`` of the gaps, weighted by each bin's share of ``total`` (default: what all bins hold); ``[]``."""
     gap = bins.gap.abs()
     if math.isinf(p):
         return gap.amax()
@@ -208,9 +219,9 @@ def norm_of_bins(bins: Bins, *, p: float = 1, total: float | None = None) -> Ten
 def class_bins_of(probs: Tensor, labels: Tensor, weights: Tensor | None = None, *, n_bins: int) -> Tensor:
     """One-vs-rest bins ``[3, C, M]`` of checked ``probs [N, C]``: weight, weighted probability, weight of positives.
 
-    With many classes nearly all entries lie in the first bin. Only the others are looked up, which is ten times faster for
-    50,000 x 100 than binning every entry; the first bin is what they leave of the column's total. Weights do not add up
-    exactly, and what rounding leaves of them would pass for a bin: with weights the first bin is summed for itself.
+    With many classes nearly all entries lie in the first bin. Only the others are looked up, several times faster for 50,000 x
+    100 than to bin every entry; the first bin is what they leave of the column's total. Weights do not add up exactly, so with
+    weights the first bin is summed by itself: a rounding error would pass for content.
     """
     examples, num_classes = probs.shape
     mass = torch.ones(examples, dtype=torch.float64, device=probs.device) if weights is None else weights
@@ -263,10 +274,9 @@ def bin_of_cell(cell: Tensor, n_bins: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Summary:
-    """What is kept of predictions that are too many to keep: sums over examples i of weight w_i (1 without weights), float64.
+    """What all scores are made from: sums over examples of weight w (1 without weights), float64, of constant size.
 
-    `calibrant.metrics.measure_summary` turns it into scores with intervals. Adding two joins their data, so batches, files and
-    processes can be summed in any order.
+    Adding two joins their data, so batches, files and processes can be summed in any order.
 
     Attributes:
         n: Number of examples.
@@ -274,15 +284,13 @@ class Summary:
         num_classes: Number of classes C.
         n_bins: Number of equal-width bins M.
         totals: Sums ``[8]`` of w, w², and of w v, w v², w v³ for the negative log-likelihood v, then for the Brier score v.
-        cells: Sums by cell of confidence, as `calibrant.core.binning.cells_of` gives them.
-        top: The examples themselves, if they are few enough, else None.
-        class_bins: One-vs-rest bins ``[3, C, M]``: weight, weighted probability of the class and weight of examples labelled
-            with it, by the bin in which the class's probability lies; None where that is not measured.
-        class_counts: Of each true class, the weight of its correctly predicted examples, and how many examples it has
+        cells: Sums by cell of confidence; see `cells_of`.
+        top: The examples themselves, or None if they are too many.
+        class_bins: One-vs-rest bins ``[3, C, M]``; see `class_bins_of`. None if not measured.
+        class_counts: For each true class the weight of its examples that are predicted right, and its number of examples
             ``[2, C]``; or None.
-        positive_cells: Of two classes, ``cells`` with the probability of the second one as confidence, and whether it is the
-            label as correctness; None of more classes.
-        positive_top: And the examples seen so.
+        positive_cells: With two classes, ``cells`` as `one_vs_rest` sees the second one; else None.
+        positive_top: Likewise ``top``.
     """
 
     n: int
@@ -307,14 +315,14 @@ class Summary:
             if one is None or two is None:
                 sums[name] = None
             elif isinstance(one, TopLabel):
-                sums[name] = _join([one, two]) if len(one) + len(two) <= KEPT_EXAMPLES else None
+                sums[name] = join_examples([one, two]) if len(one) + len(two) <= KEPT_EXAMPLES else None
             else:
                 sums[name] = one + two
         return replace(self, **sums)
 
     @cached_property
     def positive(self) -> Summary | None:
-        """Of two classes, the same with the probability of the second one as confidence; else None."""
+        """With two classes, the summary as `one_vs_rest` sees the second one; else None."""
         if self.positive_cells is None:
             return None
         return Summary(self.n, self.size, self.num_classes, self.n_bins, self.totals, self.positive_cells, self.positive_top)
@@ -331,7 +339,7 @@ class Summary:
 
     @property
     def effective_n(self) -> float:
-        """Number of equally weighted examples that carry as much information (Kish): ``n`` without weights."""
+        """How many equally weighted examples would say as much (Kish); ``n`` without weights."""
         return self.weight**2 / float(self.totals[1])
 
     @property
@@ -353,7 +361,7 @@ class Summary:
 
     @cached_property
     def examples(self) -> TopLabel:
-        """The examples, or one entry per cell with its mean confidence, mean correctness, weight and squared weight."""
+        """The examples, or an entry for each cell."""
         if self.top is not None:
             return self.top
         weight, confidence, correct, squares, _ = self.cells[:, self.cells[0] > 0]
@@ -382,26 +390,35 @@ class Summary:
 
 
 def summarize(predictions: Predictions, *, n_bins: int = 15, keep: int | None = KEPT_EXAMPLES) -> Summary:
-    """Reduce predictions to a `Summary`; up to ``keep`` examples (None for all) confidence and correctness of each are kept.
+    """Reduce predictions to a `Summary`, which keeps the examples if they are at most ``keep`` (None: always).
 
     Example:
         >>> summary = summarize(Predictions(probs=[[0.9, 0.1], [0.2, 0.8]], labels=[0, 0]), n_bins=5)
         >>> summary.n, summary.effective_n, summary.by_class[2].sum(1).tolist(), round(float(summary.brier[0]), 6)
         (2, 2.0, [2.0, 0.0], 1.3)
     """
-    size = max(CHUNK_ENTRIES // predictions.num_classes, 1)
-    parts = []
-    for at in range(0, len(predictions), size):
-        rows = slice(at, at + size)
-        weights = None if predictions.weights is None else predictions.weights[rows]
-        scores, are_logits = predictions.scores[rows], predictions.has_logits
-        parts.append(summarize_rows(scores, predictions.labels[rows], weights, are_logits=are_logits, n_bins=n_bins))
-    tops: dict[str, Any] = {}
-    is_kept = keep is None or len(predictions) <= keep
-    for name in ("top", "positive_top"):
-        seen = [getattr(part, name) for part in parts]
-        tops[name] = _join(seen) if is_kept and seen[0] is not None else None
+    chunks = in_chunks(predictions.scores, predictions.labels, predictions.weights)
+    parts = [summarize_rows(*chunk, are_logits=predictions.has_logits, n_bins=n_bins) for chunk in chunks]
+    tops: dict[str, Any] = {"top": None, "positive_top": None}
+    if keep is None or len(predictions) <= keep:
+        tops = {name: join_examples([getattr(part, name) for part in parts]) for name in tops}
     return replace(reduce(add, parts), **tops)
+
+
+def in_chunks(scores: Tensor, labels: Tensor, weights: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+    """Checked examples, as many at a time as may be held in float64."""
+    rows = max(CHUNK_ENTRIES // scores.shape[1], 1)
+    return zip(scores.split(rows), labels.split(rows), repeat(None) if weights is None else weights.split(rows), strict=False)
+
+
+def join_examples(tops: Sequence[TopLabel | None]) -> TopLabel | None:
+    """Examples of several parts as one; None if they were not kept."""
+    known = [top for top in tops if top is not None]
+    if len(known) < len(tops):
+        return None
+    weights = None if all(top.weights is None for top in known) else torch.cat([top.mass for top in known])
+    confidence, correct = (torch.cat([getattr(top, name) for top in known]) for name in ("confidence", "correct"))
+    return TopLabel(confidence, correct, weights, known[0].dtype)
 
 
 def summarize_rows(
@@ -415,7 +432,7 @@ def summarize_rows(
         nll = nll.masked_fill(weights == 0, 0.0)
     values = torch.stack([nll, brier])
     powers = torch.stack([values, values.square(), values**3], 1).flatten(0, 1)
-    second = TopLabel(probs[:, 1].double(), labels.double(), weights, top.dtype) if num_classes == 2 else None
+    second = one_vs_rest(probs, labels, weights, index=1) if num_classes == 2 else None
     counted = torch.stack([weight * top.correct, torch.ones_like(weight)])
     return Summary(
         n=len(labels),
@@ -455,9 +472,3 @@ def score_rows(
     squares = torch.linalg.vector_norm(probs, dim=1, dtype=torch.float64).square()
     at_label = probs.gather(1, column).squeeze(1).double()
     return probs, top, nll, (squares - 2 * at_label + 1).clamp_min(0)
-
-
-def _join(tops: Sequence[TopLabel]) -> TopLabel:
-    weights = None if all(top.weights is None for top in tops) else torch.cat([top.mass for top in tops])
-    confidence, correct = (torch.cat([getattr(top, name) for top in tops]) for name in ("confidence", "correct"))
-    return TopLabel(confidence, correct, weights, tops[0].dtype)

@@ -1,7 +1,7 @@
-"""Every validation helper, the tables of named things, and the one form in which a caller's mistake is reported.
+"""Checks of arguments, and the tables of named things.
 
-A message reads ``where: `argument` must RULE, got WHAT. Remedy if one is likely.`` Shape and dtype checks are free and run
-in every public function; value checks read the data and run once, in ``Predictions`` and in the metrics.
+A message reads ``where: `argument` must RULE, got WHAT. Remedy if one is likely.`` Shapes and dtypes are checked in every
+public function, which costs nothing. Values are checked once, in ``Predictions`` and in the metrics.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
-from typing import TypeAlias, TypeVar, cast
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-# What `to_tensor` takes: tensors, and all that numpy can read, such as data frames and arrays of other libraries.
+# What `to_tensor` takes: tensors, and whatever numpy can read, such as data frames and arrays of other libraries.
 ArrayLike: TypeAlias = Tensor | npt.ArrayLike
 
-# How far a row of probabilities may be from summing to one, by the precision in which the row was computed. Rounding a row
-# of C entries to half precision moves its sum by up to C * 2^-11 in the worst case; typical errors grow with sqrt(C).
+# How far the sum of a row of probabilities may be from one, by precision. Rounding C entries to half precision moves their sum
+# by C * 2^-11 at worst; typical errors grow with sqrt(C).
 SUM_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-# Multi-label problems, with one sigmoid per class.
+# What to do with a multi-label problem, which has one sigmoid per class.
 _SEVERAL = " Several labels at once are measured class by class, each as a binary problem."
-# Bins of C classes fill C times as much memory, and nobody has data for more.
+# Classwise bins take C times as much memory, and nobody has data for more.
 MOST_BINS = 10_000
-# How None, NaN and pandas' NA are written as text.
+# None, NaN and pandas' NA as text.
 _MISSING = ("", "None", "nan", "NaN", "<NA>")
 
 
@@ -41,7 +41,7 @@ class FitError(RuntimeError):
 def to_tensor(value: object, *, where: str, name: str) -> Tensor:
     """Return any array (torch, numpy, pandas, polars, JAX, nested lists) as a detached, contiguous tensor of numbers.
 
-    Memory is shared where the array is contiguous and writeable, and its type one that torch computes with.
+    Memory is shared with an array that is contiguous, writeable and of a type that torch computes with.
     """
     if isinstance(value, Tensor):
         return value.detach().contiguous()
@@ -64,7 +64,7 @@ def to_tensor(value: object, *, where: str, name: str) -> Tensor:
 
 
 def refuse_masked(value: object, *, where: str, name: str) -> None:
-    """Raise if entries of a numpy array are masked: what is under a mask is no data."""
+    """Raise if entries of a numpy array are masked."""
     if np.ma.is_masked(value):
         raise ValueError(f"{where}: `{name}` must have no masked entries. Leave those rows out of all arrays, or fill them.")
 
@@ -77,14 +77,14 @@ def check_count(value: int, *, where: str, name: str, least: int = 1, most: floa
 
 
 def check_positive(value: float, *, where: str, name: str, zero: bool = False) -> None:
-    """Raise unless ``value`` is a finite number above zero, or ``zero`` if that is allowed."""
-    # Plain comparisons, so that torch.compile can trace a loss through this check; NaN fails both.
+    """Raise unless ``value`` is a finite number above zero, or zero where that is allowed."""
+    # Plain comparisons, so that torch.compile can trace them; NaN fails both.
     if not (isinstance(value, (int, float, np.number)) and 0 <= value < float("inf")) or (value == 0 and not zero):
         raise ValueError(f"{where}: `{name}` must be a finite number {'>=' if zero else '>'} 0, got {value!r}.")
 
 
 def check_share(value: float, *, where: str, name: str, zero: bool = True) -> None:
-    """Raise unless ``value`` lies in [0, 1), or in (0, 1) if it must not be ``zero``."""
+    """Raise unless ``value`` lies in [0, 1), or in (0, 1) where zero is not allowed."""
     if not 0 <= value < 1 or (value == 0 and not zero):
         raise ValueError(f"{where}: `{name}` must lie in {'[' if zero else '('}0, 1), got {value!r}.")
 
@@ -109,7 +109,7 @@ def check_shapes(scores: Tensor, labels: Tensor, *, where: str, kind: str = "pro
     elif list(labels.shape) != expected:
         wrong = f"`labels` must be {'[N]' if scores.ndim == 2 else '[N, ...]'} = {expected}, got {list(labels.shape)}"
         if labels.shape == scores.shape:
-            # Losses and calibrators, which take logits, do not measure.
+            # Who gives logits does not measure.
             hint = f" Pass `labels.argmax(1)` if they are one-hot.{_SEVERAL if kind == 'probs' else ''}"
     elif labels.is_floating_point() or labels.is_complex():
         wrong = f"`labels` must be integer class indices, got {labels.dtype}"
@@ -123,8 +123,7 @@ def check_shapes(scores: Tensor, labels: Tensor, *, where: str, kind: str = "pro
 def check_logits(logits: Tensor, labels: Tensor, *, where: str, soft_targets: bool = False, values: bool = True) -> None:
     """Check the arguments of a loss: ``logits [B, C]`` with ``labels [B]``, or with ``[B, C]`` if ``soft_targets``.
 
-    Shape and dtype are always checked. The range of labels is looked at only where that is free of a device sync and can be
-    read at all: eager tensors on the CPU, not while compiling and not under ``vmap``; and not if ``values`` is False.
+    Shape and dtype are always checked; the range of labels only if ``values`` and `range_if_free` can read it.
     """
     for name, value in (("logits", logits), ("labels", labels)):
         if not isinstance(value, Tensor):
@@ -150,14 +149,16 @@ def check_logits(logits: Tensor, labels: Tensor, *, where: str, soft_targets: bo
 
 
 def range_if_free(values: Tensor, low: float, high: float) -> tuple[float, float]:
-    """Least and largest of ``values``; ``low`` and ``high`` where they cannot be read, or not without a device sync."""
+    """Least and largest of ``values`` if they are plain tensors on the CPU; else ``low`` and ``high``.
+
+    Reading from a device would wait for it; while compiling and under ``vmap`` there are no values to read.
+    """
     if torch.compiler.is_compiling() or values.device.type != "cpu":
         return low, high
     try:
         least, most = torch.aminmax(values.detach())
         return least.item(), most.item()
     except RuntimeError:
-        # Fake tensors and tensors batched by vmap hold no values that could be read.
         return low, high
 
 
@@ -168,21 +169,14 @@ def check_prob_values(probs: Tensor, *, where: str, first_row: int = 0) -> None:
     """
     tolerance = SUM_TOLERANCE.get(probs.dtype, 1e-6)
     work = probs if probs.dtype in (torch.float32, torch.float64) else probs.float()
-    # A matrix-vector product is the cheapest row sum (0.1 ms for 50,000 x 10), and a NaN or inf anywhere shows in it.
+    # A matrix-vector product is the cheapest row sum, and a NaN or inf anywhere shows in it.
     off = (work @ torch.ones(work.shape[1], dtype=work.dtype, device=work.device) - 1).abs()
     low, high = float(work.amin()), float(work.amax())
     if float(off.amax()) <= tolerance and low >= 0:
         return
     _refuse_infinite(work.sum(1), "`probs` must be finite", where=where, first_row=first_row)
     if low < 0 or high > 1 + tolerance:
-        if work.shape[1] == 2 and float(off.amax()) <= tolerance:
-            # Mostly made from one score, that of the positive class.
-            low, high = float(work[:, 1].amin()), float(work[:, 1].amax())
-        hint = "They look like logits: give them as `logits`, or take their softmax. Divide percentages by 100."
-        if low > -0.5 and high < 1.5:
-            hint = "If they are probabilities, move them into [0, 1] and divide every row by its sum."
-        elif low >= 0:
-            hint = "Divide percentages by 100. If they look like logits, give them as `logits`, or take their softmax."
+        hint = "Divide percentages by 100; give logits as `logits`, or take their softmax; clip what rounding left outside."
         raise ValueError(f"{where}: `probs` must lie in [0, 1], got values from {low:.4g} to {high:.4g}. {hint}")
     row = int(off.argmax())
     raise ValueError(
@@ -192,10 +186,10 @@ def check_prob_values(probs: Tensor, *, where: str, first_row: int = 0) -> None:
 
 
 def check_before_softmax(logits: Tensor, *, where: str, first_row: int = 0) -> None:
-    """Raise if ``logits [N, C]`` hold NaN or +inf, are -inf throughout a row, or are what a softmax leaves: probabilities."""
+    """Raise if ``logits [N, C]`` hold NaN or +inf, have a row of nothing but -inf, or are probabilities."""
     rule = "`logits` must not hold NaN or +inf and must have a finite entry in every row"
     _refuse_infinite(logits.amax(1), rule, where=where, first_row=first_row)
-    # A few rows may be an example made by hand; ten that all do what softmax does are not.
+    # A few rows may be made by hand, but ten rows that look like a softmax are one.
     if len(logits) >= 10 and _are_probs(logits[:10]) and _are_probs(logits):
         raise ValueError(
             f"{where}: `logits` must be scores before softmax, got rows in [0, 1] that sum to 1. "
@@ -226,12 +220,12 @@ def read_labels(
 ) -> Tensor:
     """Return labels as a tensor of integers.
 
-    They may be integers, floating whole numbers (as pandas has where values were missing once), or class names and
-    ``ignore_index`` as text. Numbers of another shape than ``shape`` come back as they are, for `check_shapes` to refuse.
+    They may be whole numbers of any type, or class names and ``ignore_index`` as text. Numbers of another shape than ``shape``
+    come back as they are, for `check_shapes` to refuse.
     """
     refuse_masked(labels, where=where, name="labels")
     if not isinstance(labels, Tensor):
-        # There is no array of rows of different lengths, as `to_tensor` says.
+        # `to_tensor` says what is wrong with rows of different lengths.
         with suppress(ValueError):
             labels = np.asarray(labels)
     said: object = labels
@@ -256,16 +250,17 @@ def read_labels(
 def _numbers_of_text(
     labels: np.ndarray[tuple[int, ...], np.dtype[np.generic]], names: Sequence[str] | None, ignored: int | None, *, where: str
 ) -> tuple[object, np.ndarray[tuple[int, ...], np.dtype[np.float64]]]:
-    """Labels as text, and as numbers: all by their names, or all as numbers are written; NaN where that fails."""
+    """Labels as text, and their numbers: all read as names or all as numbers; NaN where that fails."""
     text = np.char.decode(labels.astype(bytes), "utf-8", "replace") if labels.dtype.kind == "S" else labels.astype(str)
     distinct, place = np.unique(np.char.strip(text), return_inverse=True)
-    known = {str(name).strip(): float(number) for number, name in enumerate(() if names is None else names)}
-    if names is not None and len(known) < len(names) and not known.keys().isdisjoint(distinct):
+    names = [] if names is None else [str(name).strip() for name in names]
+    known = {name: float(number) for number, name in enumerate(names)}
+    if len(known) < len(names) and not known.keys().isdisjoint(distinct):
         raise ValueError(f"{where}: `class_names` must differ where labels are names, got some twice. Rename one class.")
     known |= {} if ignored is None else {str(ignored): float(ignored)}
     numbers = {value: _number(value) for value in distinct}
     strange = any(math.isnan(number) and value not in _MISSING for value, number in numbers.items())
-    if known.keys() >= numbers.keys() or (names is not None and strange):
+    if known.keys() >= numbers.keys() or (names and strange):
         numbers = {value: known.get(value, math.nan) for value in distinct}
     return text, np.array(list(numbers.values()))[place].reshape(text.shape)
 
@@ -312,7 +307,7 @@ T = TypeVar("T")
 
 
 class UnknownNameError(ValueError, KeyError):
-    """A name that a table does not have; a ``KeyError``, so that ``get`` works on tables."""
+    """A table has no entry of that name; a ``KeyError``, so that ``get`` works on tables."""
 
     __str__ = Exception.__str__
 
@@ -320,14 +315,14 @@ class UnknownNameError(ValueError, KeyError):
 class Registry(Mapping[str, T]):
     """The entries of one kind by name: the built-in ones first, then those that installed packages offer.
 
-    A package adds an entry through a Python entry point of ``group``. Its name shows up in every list at once; its code is
-    loaded only when somebody asks for the entry. Built-in names cannot be replaced.
+    A package adds an entry through a Python entry point of ``group``. Its name shows up in every list; its code is loaded when
+    somebody asks for the entry. Built-in names cannot be replaced.
 
     Args:
         kind: What the entries are ("metric"), for messages.
         group: Entry-point group of other packages ("calibrant.metrics").
         entries: The built-in entries.
-        of: The class every entry must have.
+        of: The class of every entry.
 
     Example:
         >>> numbers = Registry("number", "calibrant.numbers", {"one": 1, "two": 2}, of=int)
@@ -339,7 +334,7 @@ class Registry(Mapping[str, T]):
         calibrant.core.checks.UnknownNameError: unknown number 'tow'. Did you mean 'two'? There are: one, two.
     """
 
-    def __init__(self, kind: str, group: str, entries: Mapping[str, T], *, of: type[T] | tuple[type, ...]) -> None:
+    def __init__(self, kind: str, group: str, entries: Mapping[str, T], *, of: type[T]) -> None:
         self.kind, self.group, self._of = kind, group, of
         self._entries = dict(entries)
         self.builtin = tuple(entries)
@@ -350,7 +345,6 @@ class Registry(Mapping[str, T]):
 
     def __getitem__(self, name: str) -> T:
         if name not in self._entries:
-            # Says which names there are if this is none of them.
             self._entries[name] = self._load(lookup(self._offered, name, kind=self.kind, known=self))
         return self._entries[name]
 
@@ -364,7 +358,7 @@ class Registry(Mapping[str, T]):
         return len(self.builtin) + len(self._offered)
 
     def available(self) -> dict[str, T]:
-        """Return all entries by name; those of other packages that cannot be loaded are left out with a warning."""
+        """Return all entries by name, without those that cannot be loaded, of which it warns."""
         found = {}
         for name in self:
             try:
@@ -380,9 +374,8 @@ class Registry(Mapping[str, T]):
         except Exception as error:
             raise ValueError(f"{where} cannot be loaded: {type(error).__name__}: {error}") from error
         if not isinstance(entry, self._of):
-            wanted = " or ".join(kind.__name__ for kind in (self._of if isinstance(self._of, tuple) else (self._of,)))
-            raise ValueError(f"{where} must be a {wanted}, got {type(entry).__name__}.")
-        return cast("T", entry)
+            raise ValueError(f"{where} must be a {self._of.__name__}, got {type(entry).__name__}.")
+        return entry
 
 
 def lookup(table: Mapping[str, T], name: str, *, kind: str, also: Iterable[str] = (), known: Iterable[str] | None = None) -> T:

@@ -1,4 +1,4 @@
-"""Running a model over a loader to collect its logits. What is measured of them is in `calibrant.metrics`."""
+"""Running a model over a loader to collect its logits."""
 
 import inspect
 from collections.abc import Iterable, Mapping
@@ -21,16 +21,15 @@ def collect_logits(
 ) -> tuple[Tensor, Tensor]:
     """Run ``model`` over all batches of ``loader``, in eval mode and without gradients, and return logits and labels.
 
-    A batch is a pair ``(inputs, labels)`` (further entries are left out) or a mapping that holds ``labels`` or ``label``, whose
-    other entries become keyword arguments of the model, as with Hugging Face (those that it does not take are left out).
-    The model may return a tensor, a tuple that begins with one, a mapping or an object that holds ``logits``. Dense outputs
-    ``[B, C, ...]`` with labels ``[B, ...]`` work. Afterwards every module is in the mode (train or eval) in which it was,
-    also if something failed.
+    A batch is a pair ``(inputs, labels)``, whose further entries are left out; or, as with Hugging Face, a mapping that holds
+    ``labels`` or ``label``, whose other entries become keyword arguments if the model takes them. The model may return a
+    tensor, a tuple that begins with one, or a mapping or object that holds ``logits``; dense outputs ``[B, C, ...]`` with
+    labels ``[B, ...]`` too. Afterwards every module is back in its mode (train or eval), even if something failed.
 
     Args:
         model: Any PyTorch model. It is not moved.
         loader: Batches, from a ``DataLoader`` or any other iterable.
-        device: Where the inputs are sent; by default to the device of the model's first parameter.
+        device: Where to send the inputs; by default to the device of the model's first parameter.
         progress: Show a progress bar on standard error, if that is a terminal or a notebook.
 
     Returns:
@@ -51,11 +50,11 @@ def collect_logits(
     first = next(model.parameters(), next(model.buffers(), torch.empty(0)))
     place = first.device if device is None else torch.device(device)
     parts: list[tuple[Tensor, Tensor]] = []
-    # `train(mode)` would set whole subtrees and undo what a user froze inside them.
+    # `train(mode)` sets whole subtrees, and would undo what a user froze inside them.
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        # Not `inference_mode`: what a model caches on the way (rotary tables, lazy parameters) could never be trained again.
+        # Not `inference_mode`: what a model caches on the way (rotary tables, lazy parameters) could not be trained afterwards.
         with torch.no_grad():
             for batch in _with_progress(loader) if progress else loader:
                 inputs, given = split_batch(batch, where=_WHERE)
@@ -78,7 +77,7 @@ def collect_logits(
 
 
 def split_batch(batch: Any, *, where: str) -> tuple[Any, Any]:
-    """Split what a loader gives, a pair or a mapping with ``labels`` or ``label``, into the model's input and the labels."""
+    """Split a batch, a pair or a mapping with ``labels`` or ``label``, into the model's input and the labels."""
     if isinstance(batch, Mapping):
         key = next((key for key in _LABEL_KEYS if key in batch), None)
         if key is not None:
@@ -90,7 +89,7 @@ def split_batch(batch: Any, *, where: str) -> tuple[Any, Any]:
 
 
 def move(value: Any, device: torch.device, dtype: torch.dtype | None = None) -> Any:
-    """Move every tensor in nested mappings, tuples and lists to ``device``; real numbers get the type ``dtype`` too."""
+    """Move every tensor in nested mappings, tuples and lists to ``device``, and those of real numbers to ``dtype``."""
     if isinstance(value, Tensor):
         return value.to(device=device, dtype=dtype if value.is_floating_point() else None, non_blocking=True)
     if isinstance(value, Mapping):
@@ -103,7 +102,7 @@ def move(value: Any, device: torch.device, dtype: torch.dtype | None = None) -> 
 
 
 def _call(model: nn.Module, inputs: object) -> object:
-    """Hand ``inputs`` over in the way that the model's signature allows: by keyword, as one argument, or one by one."""
+    """Call the model as its signature allows: with ``inputs`` by keyword, as one argument, or one by one."""
     try:
         known = inspect.signature(model.forward).parameters
     except ValueError:  # a traced model has no signature
@@ -119,10 +118,10 @@ def _call(model: nn.Module, inputs: object) -> object:
 
 
 def find_logits(output: object, *, where: str) -> Tensor:
-    """Return the logits ``[B, C]`` or ``[B, C, ...]`` in what a model gave.
+    """Return the logits ``[B, C]`` or ``[B, C, ...]`` in the output of a model; raise ``ValueError`` if there are none.
 
-    They may be all of it, the first of a tuple or list, the attribute ``logits``, or an entry of a mapping: ``logits``, or
-    ``out`` as in torchvision's segmentation networks. Anything else raises ``ValueError``.
+    They may be the output itself, the first of a tuple or list, the attribute ``logits``, or the entry ``logits`` or ``out`` of
+    a mapping.
     """
     found = output
     if isinstance(output, Mapping):

@@ -1,7 +1,6 @@
-"""What losses and metrics share: Laplace and Gaussian kernels between confidences, and a differentiable correctness.
+"""Laplace and Gaussian kernels between confidences, and a differentiable correctness, for losses and metrics.
 
-`laplace_pair_sum`, `gaussian_weights` and `all_pairs_accuracy` are differentiable; `gaussian_sums` and `gaussian_means`, for
-whole data sets, are not.
+`gaussian_sums`, for whole data sets, is not differentiable; the others are.
 """
 
 import math
@@ -13,13 +12,13 @@ from torch.nn.functional import pad
 
 from calibrant.core.checks import check_positive
 
-# Smallest scale for which exp(x / scale) on [0, 1], times sums of a million weights and their gradients, stays far from
-# overflow: exponents up to 40 in float32 (1e17 of 3e38), up to 300 in float64 (1e130 of 1e308).
+# Smallest scale at which exp(x / scale) on [0, 1], times sums of a million weights and their gradients, stays far from
+# overflow: exponents up to 40 in float32 (1e17 of 3e38), and to 300 in float64 (1e130 of 1e308).
 _SMALLEST_FACTORED = {torch.float32: 0.5 / 40, torch.float64: 0.5 / 300}
-# Smallest bandwidth for which squares of differences may be expanded: (1 / 0.01)² roundings are 6e-4 in float32.
+# Smallest bandwidth at which squares of differences may be expanded: (1 / 0.01)² roundings are 6e-4 in float32.
 _SMALLEST_EXPANDED = 0.01
-# Kernel values computed at once, which stay in a core's cache; and the bandwidths within which a Gaussian, and its spectrum,
-# fall to 1e-17 of their top.
+# Kernel values computed at once, which stay in a core's cache; and the number of bandwidths within which a Gaussian, and its
+# spectrum, fall to 1e-17 of their top.
 _BLOCK, _REACH = 32_000, 9
 
 
@@ -29,10 +28,10 @@ def laplace_pair_sum(x: Tensor, values: Tensor, *, scale: float) -> Tensor:
     .. math:: S = \sum_{i=1}^{N} \sum_{j=1}^{N} v_i \, v_j \, e^{-|x_i - x_j| / s}
 
     with points :math:`x` ``[N]`` in [0, 1], ``values`` :math:`v` ``[N]`` and :math:`s` the ``scale``. Pairs with i = j count.
-    After a sort the kernel factorises, :math:`e^{-(x_i - x_j)/s} = e^{-x_i/s} e^{x_j/s}`, so a cumulative sum does. It is exact
-    to rounding for every scale: below 1/80 (float32) or 1/600 (float64), where the factors could overflow, the cumulative sum
-    is built by doubling windows instead, which takes O(N log N) memory for a gradient. Twice differentiable, tied points having
-    no slope between them; no device synchronisation. Half precision is computed in float32.
+    After a sort the kernel factorises, :math:`e^{-(x_i - x_j)/s} = e^{-x_i/s} e^{x_j/s}`, so a cumulative sum will do. Below a
+    scale of 1/80 (float32) or 1/600 (float64), where the factors could overflow, the sum is built by doubling windows instead,
+    with O(N log N) memory for a gradient. Exact to rounding, twice differentiable (tied points have no slope between them), and
+    without device synchronisation. Half precision is computed in float32.
 
     Example:
         >>> x = torch.tensor([0.0, 0.5], dtype=torch.float64)
@@ -44,21 +43,21 @@ def laplace_pair_sum(x: Tensor, values: Tensor, *, scale: float) -> Tensor:
     x, values = x.to(dtype), values.to(dtype)
     orders = [torch.argsort(x.detach(), stable=True)]
     if x.requires_grad:
-        # At a tie the slope of |x_i - x_j| would come out as +1 or -1 by the order of samples; the mean of both is its 0.
+        # At a tie the slope of |x_i - x_j| would be +1 or -1 by the order of samples; both orders together make it 0.
         orders.append(torch.argsort(x.detach(), descending=True, stable=True).flip(0))
     order, shape = torch.cat(orders), (len(orders), len(orders[0]))
     x, values = (v.index_select(0, order).unflatten(-1, shape) for v in (x, values))
-    # The cumulative sum counts the pairs i = j, so that twice it has them twice.
+    # Twice the cumulative sum has the pairs i = j twice.
     return (2 * (values * _decayed_cumsum(x, values, scale=scale)).sum(-1) - values.square().sum(-1)).mean(-1)
 
 
 def _decayed_cumsum(x: Tensor, values: Tensor, *, scale: float) -> Tensor:
     """For ``x [O, N]``, rows sorted, and ``values [O, N]``: sum over j <= i of values_j exp(-(x_i - x_j) / scale)."""
-    # PyTorch has no deterministic cumulative sum on CUDA; whoever asks for determinism gets the other way.
+    # PyTorch has no deterministic cumulative sum on CUDA.
     exact_repeat = x.is_cuda and torch.are_deterministic_algorithms_enabled()
     if scale >= _SMALLEST_FACTORED[x.dtype] and not exact_repeat:
         growth = torch.exp((x - 0.5) / scale)
-        # Both factors grow or fall with the sorted x, so every partial sum is dominated by its last terms: no cancellation.
+        # The factors grow with the sorted x, so the last terms dominate every partial sum: no cancellation.
         return torch.cumsum(growth * values, -1) / growth
     # A window of length w ending at i, joined with the one ending at i - w; all factors are <= 1.
     total, width = values, 1
@@ -74,9 +73,9 @@ def gaussian_weights(x: Tensor, *, bandwidth: float, leave_one_out: bool = False
 
     .. math:: w_{ij} = \frac{e^{-(x_i - x_j)^2 / 2h^2}}{\sum_k e^{-(x_i - x_k)^2 / 2h^2}}
 
-    with points :math:`x` ``[N]`` in [0, 1] and :math:`h` the ``bandwidth``; ``[N, N]``, rows summing to one. Computed as a
-    softmax over j, so no row is 0/0 however small h is, and twice differentiable. Half precision is computed in float32: a
-    bandwidth of 0.01 is finer than its spacing near one. With ``leave_one_out`` a point has no weight at itself.
+    with points :math:`x` ``[N]`` in [0, 1] and :math:`h` the ``bandwidth``; ``[N, N]``, rows summing to one. It is a softmax
+    over j, so no row is 0/0 however small h is, and twice differentiable. Half precision, whose spacing near one is wider than
+    a bandwidth of 0.01, is computed in float32. With ``leave_one_out`` a point has no weight at itself.
 
     Example:
         >>> gaussian_weights(torch.tensor([0.5, 0.6]), bandwidth=0.1)
@@ -99,13 +98,12 @@ def gaussian_weights(x: Tensor, *, bandwidth: float, leave_one_out: bool = False
 def gaussian_exponents(x: Tensor, *, bandwidth: float) -> Tensor:
     r"""Exponents :math:`-(x_i - x_j)^2 / 2h^2` ``[N, N]`` of a Gaussian kernel between the points ``x [N]`` in [0, 1].
 
-    From a bandwidth of 0.01 on they are computed as :math:`(2 x_i x_j - x_i^2 - x_j^2) / 2h^2` around the mean point, in one
-    tensor, with products of a matrix and a vector as gradient; with 512 points a kernel and its gradient then take a third
-    to a half of the time of differences. In float32 that moves SECE by less than 3e-7 and its gradient by 2e-5 of itself.
-    Below 0.01 rounding would show, and differences are used.
+    From a bandwidth of 0.01 on they are computed as :math:`(2 x_i x_j - x_i^2 - x_j^2) / 2h^2` around the mean point. With 512
+    points a kernel and its gradient then take a third to a half of the time of differences. In float32 that moves SECE by
+    less than 3e-7 and its gradient by 2e-5 of itself. Below 0.01 rounding would show.
     """
     if bandwidth < _SMALLEST_EXPANDED:
-        # Scaling the points and not their differences saves passes over all pairs, and so does (x - y)(y - x) in backward.
+        # To scale the points, not their differences, saves passes over all pairs; so does (x - y)(y - x) in backward.
         point = math.sqrt(0.5) / bandwidth * x
         column, row = point.unsqueeze(-1), point.unsqueeze(-2)
         return (column - row) * (row - column)
@@ -116,15 +114,14 @@ def gaussian_exponents(x: Tensor, *, bandwidth: float) -> Tensor:
         return torch.addr(minus_square, 2 * point, point).add_(minus_square.unsqueeze(1))
 
 
-def gaussian_sums(x: Tensor, values: Tensor, *, bandwidth: float, at: Tensor | None = None) -> Tensor:
-    r"""Sum Gaussians centred on N points at the same or other points, in nearly linear time and without gradient.
+def gaussian_sums(x: Tensor, values: Tensor, *, bandwidth: float) -> Tensor:
+    r"""Sum Gaussians centred on N points at each of these points, in nearly linear time and without gradient.
 
-    .. math:: g_k(t) = \sum_{j=1}^{N} v_{kj} \, e^{-(t - x_j)^2 / 2h^2}
+    .. math:: g_k(x_i) = \sum_{j=1}^{N} v_{kj} \, e^{-(x_i - x_j)^2 / 2h^2}
 
-    with points :math:`x` ``[N]``, ``values`` :math:`v` ``[K, N]`` and ``bandwidth`` :math:`h`; ``[K, T]`` at T points ``at``,
-    or at ``x``. A wide Gaussian has few frequencies, so the sum is a short Fourier series; narrow ones are summed over the
-    pairs within reach. The error is below 1e-15 of :math:`\sum_j |v_{kj}|`. Computed in float64 on the CPU; a million points
-    take about a second at h = 0.05.
+    with points :math:`x` ``[N]``, ``values`` :math:`v` ``[K, N]`` and ``bandwidth`` :math:`h`; ``[K, N]``. A wide Gaussian has
+    few frequencies, so the sum is a short Fourier series; narrow ones are summed over the pairs within reach. The error is
+    below 1e-15 of :math:`\sum_j |v_{kj}|`. Computed in float64 on the CPU; a million points take about a second at h = 0.05.
 
     Example:
         >>> x = torch.tensor([0.5, 0.6], dtype=torch.float64)
@@ -133,60 +130,18 @@ def gaussian_sums(x: Tensor, values: Tensor, *, bandwidth: float, at: Tensor | N
     """
     check_positive(bandwidth, where="gaussian_sums", name="bandwidth")
     points, rows = x.detach().double().cpu(), values.detach().double().cpu()
-    targets = points if at is None else at.detach().double().cpu()
     # Where the two ways take equally long.
     if bandwidth**2 * len(points) > 0.5:
-        return _fourier_sums(targets, points, rows, bandwidth=bandwidth)
-    order, (near, place) = torch.argsort(points), torch.unique(targets, return_inverse=True)
-    # Below the least bandwidth everything that is not equal is far apart, and squares would overflow.
-    return _banded_sums(near, points[order], rows[:, order], bandwidth=max(bandwidth, 1e-100)).index_select(1, place)
+        return _fourier_sums(points, rows, bandwidth=bandwidth)
+    order, (targets, place) = torch.argsort(points), torch.unique(points, return_inverse=True)
+    # At smaller bandwidths squares would overflow; all that is not equal is far apart anyway.
+    return _banded_sums(targets, points[order], rows[:, order], bandwidth=max(bandwidth, 1e-100)).index_select(1, place)
 
 
-def gaussian_means(
-    x: Tensor, values: Tensor, *, bandwidth: float, weights: Tensor | None = None, leave_one_out: bool = False
-) -> Tensor:
-    r"""Kernel-weighted means of values around each of N points (Nadaraya-Watson regression), without gradient.
-
-    .. math:: m_k(x_i) = \frac{\sum_j w_j v_{kj} e^{-(x_i - x_j)^2 / 2h^2}}{\sum_j w_j e^{-(x_i - x_j)^2 / 2h^2}}
-
-    with ``values`` :math:`v`, ``weights`` :math:`w` and ``bandwidth`` :math:`h`; with ``leave_one_out`` both sums run over
-    :math:`j \ne i` (N >= 2), and a point far from all others takes the value of its nearest neighbour. Time, memory and
-    accuracy are those of `gaussian_sums`. Points ``[N]``, values and means ``[K, N]``, weights ``[N]``, all > 0.
-
-    Example:
-        >>> x, right = torch.tensor([0.5, 0.6]), torch.tensor([[1.0, 0.0]])
-        >>> gaussian_means(x, right, bandwidth=0.1)
-        tensor([[0.6225, 0.3775]], dtype=torch.float64)
-
-    Reference:
-        Nadaraya, Theory of Probability and its Applications 1964; Watson, Sankhya 1964.
-    """
-    x = x.detach().double().cpu()
-    weight = torch.ones_like(x) if weights is None else weights.detach().double().cpu()
-    rows = torch.cat([weight.unsqueeze(0), weight * values.detach().double().cpu()])
-    sums = gaussian_sums(x, rows, bandwidth=bandwidth)
-    if not leave_one_out:
-        # A point counts fully for itself, whatever rounding says beside much heavier ones.
-        return sums[1:] / torch.maximum(sums[0], weight)
-    sums -= rows
-    # Where nearly nothing but the point itself was summed, subtracting it leaves rounding errors.
-    lonely = (sums[0] <= 1e-3 * weight).nonzero().squeeze(1)
-    means = sums[1:] / sums[0].index_fill(0, lonely, 1.0)
-    for part in lonely.split(max(_BLOCK // len(x), 1)):
-        distance = (x[part].unsqueeze(1) - x).abs()
-        distance[torch.arange(len(part)), part] = torch.inf
-        nearest = distance.amin(1, keepdim=True)
-        # Kernels relative to that of the nearest other point, so never 0/0.
-        kernel = torch.exp(-0.5 * ((distance - nearest) / bandwidth) * ((distance + nearest) / bandwidth))
-        total = rows @ kernel.nan_to_num_(nan=0.0).T
-        means[:, part] = total[1:] / total[0]
-    return means
-
-
-def _fourier_sums(targets: Tensor, points: Tensor, values: Tensor, *, bandwidth: float) -> Tensor:
-    """Sum over all pairs by the Fourier series of a Gaussian whose period is out of its own reach ``[K, T]``."""
-    start = min(points.min(), targets.min())
-    period = float(max(points.max(), targets.max()) - start) + _REACH * bandwidth
+def _fourier_sums(points: Tensor, values: Tensor, *, bandwidth: float) -> Tensor:
+    """Sum over all pairs by the Fourier series of a Gaussian whose period is out of its own reach ``[K, N]``."""
+    start = points.min()
+    period = float(points.max() - start) + _REACH * bandwidth
     number = torch.arange(math.ceil(_REACH * period / (2 * math.pi * bandwidth)) + 1, dtype=torch.float64)
     frequency = number * (2 * math.pi / period)
     share = torch.exp(-0.5 * (bandwidth * frequency) ** 2) * (math.sqrt(8 * math.pi) * bandwidth / period)
@@ -198,10 +153,10 @@ def _fourier_sums(targets: Tensor, points: Tensor, values: Tensor, *, bandwidth:
 
     step = max(_BLOCK // len(frequency), 1)
     found = torch.zeros(len(values), 2 * len(frequency), dtype=torch.float64)
-    for at in range(0, len(points), step):
-        found += values[:, at : at + step] @ waves(points[at : at + step])
+    for some, block in zip(points.split(step), values.split(step, 1), strict=True):
+        found += block @ waves(some)
     found *= share.repeat(2)
-    return torch.cat([found @ waves(part).T for part in targets.split(step)], 1)
+    return torch.cat([found @ waves(some).T for some in points.split(step)], 1)
 
 
 def _banded_sums(targets: Tensor, sources: Tensor, weights: Tensor, *, bandwidth: float) -> Tensor:
@@ -211,8 +166,8 @@ def _banded_sums(targets: Tensor, sources: Tensor, weights: Tensor, *, bandwidth
     last = (begin + rows).clamp_max(len(targets)) - 1
     first = torch.searchsorted(sources, targets[begin] - _REACH * bandwidth).tolist()
     end = torch.searchsorted(sources, targets[last] + _REACH * bandwidth, right=True).tolist()
-    # In numpy: PyTorch divides even small blocks among threads, and waiting for them on a busy machine made everything 40 times
-    # slower. Some versions of BLAS report invalid values in small products where there are none.
+    # In numpy: PyTorch divides even small blocks among threads, and on a busy machine waiting for them took 40 times as long.
+    # Some versions of BLAS report invalid values in small products where there are none.
     points, weight, out = sources.numpy(), weights.numpy(), np.zeros((len(weights), len(targets)))
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         for low, left, right in zip(begin.tolist(), first, end, strict=True):
@@ -229,16 +184,14 @@ def all_pairs_accuracy(probs: Tensor, labels: Tensor, *, sharpness: float = 100.
 
     .. math:: \pi_i = \Bigl[ 1 - \sum_{k \ne y_i} \sigma\bigl( t\,(p_{ik} - p_{iy_i}) \bigr) \Bigr]_+
 
-    with probabilities :math:`p`, labels :math:`y`, the logistic function :math:`\sigma` and :math:`t` the ``sharpness``. The
-    soft rank of Qin et al. is taken of the true class alone, which needs O(N C) time and memory where the published code
-    compares all pairs of classes in O(N C²).
+    with ``probs`` :math:`p` ``[N, C]``, ``labels`` :math:`y` ``[N]``, the logistic function :math:`\sigma` and :math:`t` the
+    ``sharpness``; ``[N]`` in [0, 1], differentiable in ``probs``. Only the soft rank of the true class is computed, in O(N C);
+    the published code compares all pairs of classes in O(N C²). The sharpness of 100 is the published default (called a
+    temperature there, but multiplied).
 
     It is 1 where the true class wins clearly, 0.5 where two classes tie, 0 where it loses. It underrates right predictions
     of low confidence among many classes: with C = 100 and the rest uniform it is 0.99 at a top probability of 0.10, 0.77 at
     0.07 and 0 (without gradient) at 0.05. Raise the sharpness where that matters.
-
-    With ``probs [N, C]`` and ``labels [N]`` the result is ``[N]`` in [0, 1], differentiable in ``probs``. A sharpness of 100 is
-    the published default (called a temperature there, but multiplied).
 
     Example:
         >>> all_pairs_accuracy(torch.tensor([[0.9, 0.1], [0.5, 0.5], [0.2, 0.8]]), torch.tensor([0, 0, 0]))

@@ -55,21 +55,20 @@ class Split(StrEnum):
 class Predictions:
     """What a classifier predicted for N examples, and the true labels. Checked once, then never changed.
 
-    Give exactly one of ``logits`` and ``probs``; the other is derived on demand (log-probabilities are logits). Tensors,
-    numpy arrays and nested lists are taken, from any device; the record keeps them on the CPU. It shares the memory of arrays
-    that are there already (a copy of 50,000 x 1,000 float64 would cost 381 MB, and as much time as the checks), so give it
-    ``array.copy()`` of a buffer that is written to again.
+    Give exactly one of ``logits`` and ``probs``; the other is derived on demand (log-probabilities are logits). Tensors on any
+    device, numpy arrays and nested lists will do; the record keeps them on the CPU. It shares the memory of arrays that are
+    there already, so give it ``array.copy()`` of a buffer that you will write to again.
 
     Args:
         logits: Scores ``[N, C]`` (or dense ``[N, C, ...]``) whose softmax is the probability; ``-inf`` is probability zero.
         probs: Probabilities ``[N, C]`` (or dense ``[N, C, ...]``), rows summing to one within their dtype's rounding.
-        labels: Class indices ``[N]`` (or ``[N, ...]``) in ``[0, C)``, whole numbers of any type; or names from ``class_names``.
+        labels: Class indices ``[N]`` (or ``[N, ...]``) in ``[0, C)``, of any type; or names from ``class_names``.
         split: Part of the data: "train", "val", "meta" or "test".
         weights: Sample weights, shaped as the labels, non-negative.
-        columns: Further columns of length N to group by (slices), name → values.
-        class_names: C names in the order of the classes, for tables and figures, and for labels that are names.
+        columns: Further columns of N values, to slice by: name → values.
+        class_names: C names in the order of the classes.
         ignore_index: Label that marks examples to leave out (as in segmentation).
-        where: Where the examples come from (a file), for messages.
+        where: Where the examples come from, for messages.
         first_row: Number of the first example there, for messages.
 
     Attributes:
@@ -121,7 +120,7 @@ class Predictions:
         for name, values in table.items():
             if len(values) not in (len(kept), len(target)):
                 raise ValueError(f"{where}: column `{name}` must have N = {len(kept)} values, got {len(values)}.")
-        # The fields are frozen: they are set behind the back of the class.
+        # The class is frozen, so fields cannot be assigned.
         vars(self).update(
             scores=scores,
             has_logits=kind == "logits",
@@ -180,10 +179,10 @@ class Predictions:
         class_names: Sequence[str] | None = None,
         columns: Mapping[str, ArrayLike] | None = None,
     ) -> Predictions:
-        """Return a copy with other scores, split, weights, class names or columns and everything else kept."""
-        scores = {name: value for name, value in (("logits", logits), ("probs", probs)) if value is not None}
-        other = {"split": split, "weights": weights, "class_names": class_names, "columns": columns}
-        return self._with(**scores, **{name: value for name, value in other.items() if value is not None})
+        """Return a copy with other scores, split, weights, class names or columns, and everything else kept."""
+        given: dict[str, object] = {"logits": logits, "probs": probs, "split": split, "weights": weights}
+        given |= {"class_names": class_names, "columns": columns}
+        return self._with(**{name: value for name, value in given.items() if value is not None})
 
     def subset(self, index: ArrayLike) -> Predictions:
         """Return the examples that ``index`` (a boolean mask or positions) picks, as a new record."""
@@ -218,13 +217,11 @@ class Predictions:
     ) -> Predictions:
         """Make the two-class record of a binary problem.
 
-        The other arguments are those of the constructor.
-
         Args:
             probs: Probability ``[N]`` or ``[N, 1]`` of the positive class (label 1).
             logits: Or its log-odds, the input of a sigmoid.
             labels: 0 or 1, ``[N]`` or as the scores.
-            split: Part of the data.
+            split: As in the constructor, like the following.
             weights: Sample weights.
             columns: Further columns.
             class_names: Two names.
@@ -235,16 +232,15 @@ class Predictions:
         where = "Predictions.from_binary"
         given, kind = one_of(logits=logits, probs=probs, where=where)
         score = to_tensor(given, where=where, name=kind)
-        score = score.squeeze(1) if score.shape[1:] == (1,) else score
-        if score.ndim != 1 or not score.is_floating_point():
+        if score.shape[1:] not in ((), (1,)) or not score.is_floating_point():
             got = f"{score.dtype} {list(score.shape)}"
             hint = " Use `Predictions(...)` for the scores of both classes."
             raise ValueError(f"{where}: `{kind}` must be floating [N], got {got}.{hint}")
         target = read_labels(labels, score.shape, where=where, names=class_names)
-        both: dict[str, Any] = {kind: both_classes(score, kind)}
+        both: dict[str, Any] = {kind: both_classes(score.reshape(-1), kind)}
         return cls(
             **both,
-            labels=target.reshape(-1) if target.shape == (len(score), 1) else target,
+            labels=target.reshape(-1) if target.shape[1:] == (1,) else target,
             split=split,
             weights=weights,
             columns=columns,
@@ -343,9 +339,9 @@ def as_predictions(
     weights: ArrayLike | None = None,
     ignore_index: int | None = None,
 ) -> Predictions:
-    """Check the arguments that metrics share, and return ``(probs, labels)``, or one `Predictions`, as a checked record.
+    """Check the arguments that metrics share, and return ``(probs, labels)``, or a `Predictions`, as a checked record.
 
-    Weights, if given, take the place of those of the `Predictions`. ``where`` is the calling function, for messages.
+    Weights, if given, replace those of the `Predictions`. ``where`` is the calling function, for messages.
     """
     check_count(n_bins, where=where, name="n_bins", most=MOST_BINS)
     if isinstance(p, bool) or not isinstance(p, (int, float)) or not p >= 1:
@@ -362,7 +358,7 @@ def as_predictions(
 
 
 def as_record(probs: ArrayLike | Predictions | None, labels: ArrayLike | None = None, *, where: str) -> Predictions:
-    """`as_predictions`, where one probability for each example is that of the positive class of a binary problem."""
+    """`as_predictions`, but probabilities ``[N]`` are those of the positive class of a binary problem."""
     if labels is not None and not isinstance(probs, Predictions) and np.ndim(probs) == 1:  # type: ignore[arg-type]
         return Predictions.from_binary(probs=probs, labels=labels)
     return as_predictions(probs, labels, where=where)
@@ -381,13 +377,13 @@ def check_examples(
     device: torch.device | str = "cpu",
     allow_empty: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-    """The one gate for examples: arrays of any kind become checked tensors, dense input plain, ignored examples go.
+    """Make checked tensors of arrays of any kind, flatten dense input, and leave out the examples to ignore.
 
-    The arguments are those of `Predictions`; ``device`` is where the result lies, and ``allow_empty`` whether there may be no
-    example, or none that is not ignored.
+    The arguments are those of `Predictions`, the ``device`` for the result, and ``allow_empty``, whether there may be no
+    example left.
 
     Returns:
-        Scores ``[n, C]``, labels ``[n]`` int64, weights ``[n]`` float64 or None; and which examples were kept, a mask.
+        Scores ``[n, C]``, labels ``[n]`` int64, weights ``[n]`` float64 or None; and a mask of the examples that were kept.
     """
     scores = to_tensor(given, where=where, name=kind).to(device)
     if class_names is not None and scores.ndim > 1 and len(class_names) != scores.shape[1]:
@@ -404,7 +400,7 @@ def check_examples(
     weight = None if weights is None else to_tensor(weights, where=where, name="weights").to(device).double()
     if weight is not None and target.numel():
         check_weights(weight, target, where=where)
-        # What rounding would lose beside the largest counts nothing.
+        # What rounding would lose beside the largest weight counts nothing.
         weight = weight * (weight >= 1e-16 * weight.max())
     if scores.ndim > 2:
         scores, target = scores.movedim(1, -1).reshape(-1, scores.shape[1]), target.reshape(-1)
@@ -448,7 +444,7 @@ class Estimate(NamedTuple):
 
 
 class IfCalibrated(NamedTuple):
-    """What the ECE of a perfectly calibrated model with these confidences would be, and how rarely it exceeds ours."""
+    """The ECE of a perfectly calibrated model with these confidences: mean, 95th percentile, and how often it exceeds ours."""
 
     mean: float
     p95: float
@@ -466,12 +462,12 @@ class Paired(NamedTuple):
 
 @dataclass(frozen=True)
 class Promise:
-    """What a guarantee came to: a threshold learned on one set of examples, tried on another.
+    """A guaranteed error: the threshold learned on one set of examples, and what it does on another.
 
     Attributes:
-        max_error: The error that is guaranteed, among what is answered.
-        threshold: The confidence above which it answers; None where nothing can be guaranteed.
-        coverage: Share of the other examples that it answers.
+        max_error: The largest share of wrong answers.
+        threshold: The confidence above which to answer; None where nothing can be guaranteed.
+        coverage: Share of the other examples that are answered.
         error: Share of these answers that are wrong; nan where there is none.
         answered: Number of these answers.
         reason: Why nothing can be guaranteed.
@@ -496,8 +492,8 @@ class ClassScore:
         ece: Its term of the classwise ECE (15 equal-width bins over this class's probability).
         signed_gap: Mean probability given to the class minus its frequency; positive is over-prediction.
         error: Share of its examples that are misclassified (nan where it has none).
-        weight: Sum of the weights of its examples; None where they have none.
-        chance: How large ``signed_gap`` would be, in 95 of 100 cases at most, were the class calibrated; None where unknown.
+        weight: Sum of the weights of its examples; None without weights.
+        chance: What ``signed_gap`` would stay below in 95 of 100 cases if the class were calibrated; None where unknown.
     """
 
     index: int
@@ -515,11 +511,11 @@ class PositiveClass:
     """How the probability of the positive class of a binary problem, the second one, is calibrated.
 
     Attributes:
-        name: Name of the class, or None if it has none.
+        name: Name of the class, or None.
         predicted: Mean of its probability.
         observed: Share of examples that carry its label.
-        if_calibrated: The calibration error of that probability to expect of a perfectly calibrated model.
-        bins: Content of its reliability diagram, with the probability as confidence and the share of positives as accuracy.
+        if_calibrated: The calibration error to expect of a perfectly calibrated model.
+        bins: Content of its reliability diagram; confidence is the probability, accuracy the share of positives.
     """
 
     name: str | None
@@ -530,7 +526,7 @@ class PositiveClass:
 
     @property
     def probability(self) -> str:
-        """How its probability is written."""
+        """Name of its probability, ``P(name)``."""
         return f"P({self.name or 'positive'})"
 
     def to_dict(self) -> dict[str, object]:
@@ -550,11 +546,11 @@ class Scores:
         metrics: Key → estimate.
         ece_if_calibrated: The ECE to expect of a perfectly calibrated model.
         bins: Content of the reliability diagram.
-        classes: Per class, worst calibrated first; filled on request.
-        slices: Group → its own scores; filled on request.
+        classes: Per class, worst calibrated first; on request.
+        slices: Group → its own scores; on request.
         file: Where the predictions came from, if from a file.
-        weight: Sum of the weights of the examples; None where they have none.
-        positive: How the probability of the positive class is calibrated; None of more than two classes.
+        weight: Sum of the weights of the examples; None without weights.
+        positive: How the probability of the positive class is calibrated; None with more than two classes.
     """
 
     n: int
@@ -600,14 +596,12 @@ class Scores:
 
     @staticmethod
     def from_dict(data: Mapping[str, Any], *, bins: Bins | None = None, n_bins: int = 15) -> Scores:
-        """Return the scores that `to_dict` wrote.
+        """Return the scores that `to_dict` wrote; raise ``ValueError`` naming the key that is missing or malformed.
 
         Args:
             data: What ``calibrant measure --json`` wrote of one file; a null is read as nan.
-            bins: Content of the reliability diagram, which that schema leaves out; without it there are no bins.
-            n_bins: Bins of the binned metrics, where neither ``bins`` nor ``data`` says.
-
-        Raises ``ValueError`` naming the key that is missing or malformed.
+            bins: Content of the reliability diagram, which that schema leaves out.
+            n_bins: Number of bins, where neither ``bins`` nor ``data`` says.
         """
         none = torch.empty(0, dtype=torch.float64)
         no_bins, positive = Bins(none, none, none, none), data.get("positive")
@@ -682,8 +676,8 @@ class BinSweep:
         n_bins: Numbers of bins, rising.
         ece: ECE for each.
         mce: MCE for each.
-        ece_if_calibrated: ECE that a calibrated model with these confidences would show on average for each; empty if unknown.
-        mce_if_calibrated: The same of the MCE.
+        ece_if_calibrated: Mean ECE of a calibrated model with these confidences for each; empty if unknown.
+        mce_if_calibrated: Mean MCE of such a model.
     """
 
     n_bins: tuple[int, ...]
@@ -695,29 +689,26 @@ class BinSweep:
 
 @dataclass(frozen=True)
 class Entry:
-    """One run of a comparison.
-
-    Entries that differ in their seed alone are one row of a table.
+    """One run of a comparison; runs that differ in their seed alone are one row of a table.
 
     Attributes:
         data: Name of the data set.
-        method: Name of the method, or what somebody's predictions are to be called.
+        method: Name of the method, or of somebody's predictions.
         scores: What `calibrant.measure` says of the test predictions.
-        preset: Settings of the method, ``"default"`` or ``"paper"``; None where that means nothing.
+        preset: Settings of the method, ``"default"`` or ``"paper"``, or None.
         model: Name of the network, or None if unknown.
         epochs: Length of training, or None if unknown.
         seed: Seed of the run, or None if unknown.
-        test: The test predictions; None where only numbers were kept. Methods with a gamma have it in the column ``gamma``.
+        test: The test predictions, if they were kept. Methods with a gamma have it in the column ``gamma``.
         history: One mapping an epoch, with the keys of ``history.jsonl``; a value is None where the epoch was not evaluated.
         best_epoch: Epoch that the predictions come from.
-        sweep: Binned errors against the number of bins, where they were computed.
+        sweep: Binned errors against the number of bins, if they were computed.
         temperature: What ``+ts`` divided the logits by.
-        recipe: What decided the run, dotted recipe key → value; what is left out is as its method has it by itself.
-        facts: Where it comes from: ``command``, ``machine``, ``versions``, ``seconds``, ``examples``, ``data``, ``note``, where
-            known.
+        recipe: Settings of the run, dotted recipe key → value; others are as the method has them.
+        facts: ``command``, ``machine``, ``versions``, ``seconds``, ``examples``, ``data`` and ``note``, where known.
         folder: Where it was read from.
-        is_top_label: Whether ``test`` comes from a record, which keeps of every example the top confidence, whether it was
-            right, and the probability of the true class; the rest is spread evenly over the other classes.
+        is_top_label: Whether ``test`` comes from a record, which keeps only the confidence, whether it was right, and the
+            probability of the true class of each example; the rest is spread evenly over the other classes.
     """
 
     data: str
@@ -739,7 +730,7 @@ class Entry:
 
     @property
     def is_foreign(self) -> bool:
-        """Whether it is somebody's predictions: neither network nor length of training is known."""
+        """Whether it is somebody's predictions: nothing is known of network and training."""
         return self.model is None and self.epochs is None
 
     def curve(self, key: str) -> tuple[list[int], list[float]]:
@@ -750,7 +741,7 @@ class Entry:
 
 
 def without_nan(data: object) -> Any:
-    """Return plain data as JSON can hold it: a number that is not finite becomes None."""
+    """Return plain data for strict JSON: a number that is not finite becomes None."""
     return json.loads(json.dumps(data), parse_constant=lambda _: None)
 
 

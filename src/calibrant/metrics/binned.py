@@ -21,6 +21,7 @@ from calibrant.core.binning import (
     equal_width_bins,
     mass_cuts,
     norm_of_bins,
+    one_vs_rest,
     top_label,
 )
 from calibrant.core.checks import ArrayLike, check_count, check_share, to_tensor
@@ -238,7 +239,13 @@ def debiased_calibration_error(
     """
     where = "debiased_calibration_error"
     top = top_label(probs, labels, where=where, n_bins=n_bins, weights=weights, ignore_index=ignore_index)
-    return debiased_error(top, n_bins=n_bins)
+    bins, sums = equal_mass_bins(top, n_bins=n_bins), top.rising[1]
+    squares = between_cuts(sums, mass_cuts(top.size, n_bins, total=float(sums[0, -1])))[3]
+    effective = bins.count**2 / squares.clamp_min(torch.finfo(torch.float64).tiny)
+    # The tolerance keeps a bin of two equally weighted examples, whose effective number rounds to just below two.
+    held = effective >= 2 - 1e-9
+    variance = bins.accuracy * (1 - bins.accuracy) / (effective - 1).where(held, 1.0)
+    return torch.where(held, bins.weight * (bins.gap**2 - variance), 0.0).sum().clamp_min(0).sqrt()
 
 
 def sweep_calibration_error(
@@ -622,7 +629,7 @@ def _positive_class(
     given = as_predictions(both, labels, where=where, n_bins=n_bins, p=p, weights=weights, ignore_index=ignore_index)
     if given.num_classes != 2:
         raise ValueError(f"{where}: `probs` must be of two classes, got {given.num_classes}.")
-    return TopLabel(given.probs[:, 1].double().contiguous(), given.labels.double(), given.weights, given.probs.dtype)
+    return one_vs_rest(given.probs, given.labels, given.weights, index=1)
 
 
 def _largest_gap(top: TopLabel, *, n_bins: int, min_count: int, where: str) -> Tensor:
@@ -635,17 +642,6 @@ def _largest_gap(top: TopLabel, *, n_bins: int, min_count: int, where: str) -> T
         most = int(examples.max())
         raise ValueError(f"{where}: `min_count` must be reached by some bin, got {min_count} where the largest holds {most}.")
     return equal_width_bins(top, n_bins=n_bins).gap[held].abs().amax()
-
-
-def debiased_error(top: TopLabel, *, n_bins: int) -> Tensor:
-    """Debiased L2 calibration error over ``M`` equal-mass bins; ``[]``."""
-    bins, sums = equal_mass_bins(top, n_bins=n_bins), top.rising[1]
-    squares = between_cuts(sums, mass_cuts(top.size, n_bins, total=float(sums[0, -1])))[3]
-    effective = bins.count**2 / squares.clamp_min(torch.finfo(torch.float64).tiny)
-    # The tolerance keeps a bin of two equally weighted examples, whose effective number rounds to just below two.
-    held = effective >= 2 - 1e-9
-    variance = bins.accuracy * (1 - bins.accuracy) / (effective - 1).where(held, 1.0)
-    return torch.where(held, bins.weight * (bins.gap**2 - variance), 0.0).sum().clamp_min(0).sqrt()
 
 
 def _monotone_bins(top: TopLabel) -> int:

@@ -23,6 +23,7 @@ from calibrant.core.binning import (
     equal_width_bins,
     means_of_sums,
     norm_of_bins,
+    one_vs_rest,
     reduce_top_label,
     top_label,
 )
@@ -34,7 +35,7 @@ __all__ = ["CONVENTIONS", "Explanation", "explain"]
 # From a top-label (or binary) record and the number of bins as one would pass it to the source, to the bins that the source
 # sums over: these may be more or fewer than asked for, and examples that it loses are in none of them.
 Rule = Callable[[TopLabel, int], Bins]
-Kind = Literal["expected", "maximum", "average", "adaptive", "classwise"]
+ErrorKind = Literal["expected", "maximum", "average", "adaptive", "classwise"]
 
 _TOP_LABEL = "top-label: the highest probability against whether its class is right"
 _BELOW = torch.tensor([-math.inf], dtype=torch.float64)
@@ -58,12 +59,12 @@ class Convention:
 
     source: str
     description: str
-    rules: Mapping[Kind, Rule]
+    rules: Mapping[ErrorKind, Rule]
     mass_description: str = ""
     reduce: Callable[[Predictions], TopLabel] = lambda given: top_label(given, where="convention")
     labels_name_classes: bool = False
 
-    def rule_of(self, kind: Kind) -> Rule | None:
+    def rule_of(self, kind: ErrorKind) -> Rule | None:
         """The bins of one kind of error; None where the source has no such metric."""
         return self.rules.get(kind) or (self.rules["expected"] if kind in ("maximum", "average") else None)
 
@@ -71,7 +72,7 @@ class Convention:
 def binned_error(
     probs: ArrayLike | Predictions,
     labels: ArrayLike | None,
-    kind: Kind,
+    kind: ErrorKind,
     *,
     n_bins: int,
     p: float = 1,
@@ -95,7 +96,8 @@ def binned_error(
         raise ValueError(f"{where}: `convention` must be one that has this metric, got {convention!r}. These do: {having}.")
     if kind == "classwise":
         classes = range(int(given.labels.max()) + 1 if chosen.labels_name_classes else given.num_classes)
-        errors = [norm_of_bins(rule(class_column(given, k), n_bins), p=p, total=len(given)) for k in classes]
+        columns = [one_vs_rest(given.probs, given.labels, index=k) for k in classes]
+        errors = [norm_of_bins(rule(column, n_bins), p=p, total=len(given)) for column in columns]
         return mean_over_classes(torch.stack(errors), p)
     top = chosen.reduce(given)
     bins = rule(top, n_bins)
@@ -103,12 +105,6 @@ def binned_error(
         return bins.gap[bins.count > 0].abs().mean()
     # A source divides by the number of examples, also of those that are in none of its bins.
     return norm_of_bins(bins, p=math.inf if kind == "maximum" else p, total=None if convention is None else len(top))
-
-
-def class_column(given: Predictions, number: int) -> TopLabel:
-    """The examples with the probability of one class as confidence, and whether it is the label as correctness."""
-    probs = given.probs[:, number].double().contiguous()
-    return TopLabel(probs, (given.labels == number).double(), given.weights, given.probs.dtype)
 
 
 def mean_over_classes(errors: Tensor, p: float) -> Tensor:
@@ -207,7 +203,7 @@ def explain(
     given = as_predictions(probs, labels, where="explain", n_bins=n_bins, p=p, weights=weights, ignore_index=ignore_index)
     top = top_label(given, where="explain")
     bins = group(top, n_bins=n_bins)
-    kind: Kind = "expected" if binning == "width" else "adaptive"
+    kind: ErrorKind = "expected" if binning == "width" else "adaptive"
     held = bins.count[bins.count > 0]
     others = {
         name: None if given.weights is not None else float(binned_error(given, None, kind, n_bins=n_bins, p=p, convention=name))
@@ -215,6 +211,7 @@ def explain(
         if entry.rule_of(kind)
     }
     edges = f"edges k/{n_bins} in {str(top.dtype).removeprefix('torch.')}"
+    second = one_vs_rest(given.probs, given.labels, given.weights, index=1) if given.num_classes == 2 else None
     return Explanation(
         value=float(norm_of_bins(bins, p=p)),
         metric=f"{kind}_calibration_error",
@@ -231,7 +228,7 @@ def explain(
         distinct=len(top.confidence.unique()),
         signed_gap=float(bins.weight @ bins.gap),
         others=MappingProxyType(others),
-        binary=float(norm_of_bins(group(class_column(given, 1), n_bins=n_bins), p=p)) if given.num_classes == 2 else None,
+        binary=None if second is None else float(norm_of_bins(group(second, n_bins=n_bins), p=p)),
     )
 
 
@@ -269,7 +266,8 @@ def _focal_edges(top: TopLabel, n_bins: int) -> Tensor:
 
 
 def _netcal_reduce(given: Predictions) -> TopLabel:
-    top = class_column(given, 1) if given.num_classes == 2 else reduce_top_label(given.probs, given.labels)
+    is_binary = given.num_classes == 2
+    top = one_vs_rest(given.probs, given.labels, index=1) if is_binary else reduce_top_label(given.probs, given.labels)
     eps = torch.finfo(top.dtype).eps
     return TopLabel(top.confidence.clamp(eps, 1 - eps), top.correct, None, top.dtype)
 

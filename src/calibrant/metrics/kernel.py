@@ -14,7 +14,7 @@ from torch import Tensor
 
 from calibrant.core.binning import TopLabel, top_label
 from calibrant.core.checks import ArrayLike, check_choice, check_positive
-from calibrant.core.kernels import all_pairs_accuracy, gaussian_means, gaussian_sums, laplace_pair_sum
+from calibrant.core.kernels import all_pairs_accuracy, gaussian_sums, laplace_pair_sum
 from calibrant.core.records import Predictions, as_predictions
 
 __all__ = [
@@ -25,12 +25,12 @@ __all__ = [
     "squared_kernel_calibration_error",
 ]
 
-SmoothConvention: TypeAlias = Literal["grid", "relplot", "exact"]
+SmoothConvention: TypeAlias = Literal["grid", "relplot"]
 Array: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.float64]]"
 
 # smECE: bandwidths below this are not tried (the published code stops there too); a given one may be smaller, but the grid
-# grows with its inverse; and evaluation points per bandwidth of the exact integral, whose error is below 1e-7 of the value.
-_LEAST_BANDWIDTH, _LEAST_GIVEN, _POINTS_PER_BANDWIDTH = 1e-3, 1e-5, 64
+# grows with its inverse.
+_LEAST_BANDWIDTH, _LEAST_GIVEN = 1e-3, 1e-5
 # ECE-KDE: confidences are kept this far from 0 and 1, where a Beta density is 0 or infinite; kernel values held at once, which
 # stay in a core's cache; and where the authors look for a bandwidth.
 _MARGIN, _BLOCK = 1e-7, 32_000
@@ -43,7 +43,6 @@ def smooth_expected_calibration_error(
     *,
     bandwidth: float = 0.05,
     accuracy: Literal["hard", "soft"] = "hard",
-    leave_one_out: bool = False,
     weights: ArrayLike | None = None,
     ignore_index: int | None = None,
 ) -> Tensor:
@@ -65,7 +64,6 @@ def smooth_expected_calibration_error(
         labels: Class indices ``[N]`` (or ``[N, ...]``) in ``[0, C)``.
         bandwidth: Standard deviation h of the kernel.
         accuracy: "hard" for a_i as above, "soft" for its differentiable stand-in with sharpness 100.
-        leave_one_out: Leave each example out of its own smoothed accuracy (needs N >= 2).
         weights: Sample weights, shaped as the labels.
         ignore_index: Label of examples to leave out.
 
@@ -83,13 +81,14 @@ def smooth_expected_calibration_error(
     where = "smooth_expected_calibration_error"
     check_positive(bandwidth, where=where, name="bandwidth")
     check_choice(accuracy, ("hard", "soft"), where=where, name="accuracy")
-    given = as_predictions(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
-    top = top_label(given, where=where)
+    top = top_label(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
     if accuracy == "soft":
+        given = as_predictions(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
         top = replace(top, correct=all_pairs_accuracy(given.probs.double(), given.labels))
-    if leave_one_out and len(positive(top)) < 2:
-        raise ValueError(f"{where}: `leave_one_out` must have N >= 2 examples of positive weight, got 1.")
-    return smoothed_accuracy_gap(top, bandwidth=bandwidth, leave_one_out=leave_one_out)
+    near, right = gaussian_sums(top.confidence, torch.stack([top.mass, top.mass * top.correct]), bandwidth=bandwidth)
+    # An example counts in full for itself, whatever rounding does beside much heavier ones. One without weight may be alone.
+    smooth: Tensor = right / torch.maximum(near, top.mass).clamp_min(torch.finfo(torch.float64).tiny)
+    return top.mass @ (smooth - top.confidence).abs() / top.mass.sum()
 
 
 def smooth_calibration_error(
@@ -109,26 +108,25 @@ def smooth_calibration_error(
     .. math:: \mathrm{smECE}_\sigma = \int_0^1 \Bigl| \frac1N \sum_{i=1}^{N} (c_i - a_i) K_\sigma(t, c_i) \Bigr| dt, \qquad
         K_\sigma(t, c) = \sum_{n} \varphi_\sigma(t - c + 2n) + \varphi_\sigma(t + c + 2n)
 
-    It falls as :math:`\sigma` rises; smECE is its value where :math:`\mathrm{smECE}_\sigma = \sigma`.
+    It falls as :math:`\sigma` rises; smECE is its value where :math:`\mathrm{smECE}_\sigma = \sigma`. It is computed as the
+    authors' package does: residuals and density are spread over a grid of at least 1,001 points and reflected once, the
+    Gaussian is cut at distance 1/2, the sum of the density divides, and :math:`\sigma` is a multiple of 1/1024. That agrees
+    with the integral within about one part in a hundred.
 
-    Conventions: "grid", the default, computes as the authors' package does. It spreads residuals and density over a grid of at
-    least 1,001 points, reflects once, cuts the Gaussian at distance 1/2, divides by the sum of the density, and halves
-    :math:`\sigma` ten times, so that :math:`\sigma` is a multiple of 1/1024. "relplot" gives that package's own number: its
-    reflection counts what lies on the last grid point half, so that saturated predictions weigh too little (0.136 instead of
-    0.104 on an over-confident model with 58 % of its confidences above 0.999). Below that point the two agree to rounding.
-    "exact" integrates the definition above and solves for :math:`\sigma` to 1e-9 (not below 1e-3); it agrees with "grid"
-    within about one part in a hundred.
+    ``convention="relplot"`` gives that package's own number. Its reflection counts what lies on the last grid point half, so
+    that saturated predictions weigh too little (0.136 instead of 0.104 on an over-confident model with 58 % of its
+    confidences above 0.999). Below that point the two agree to rounding.
 
     The arguments are those of `smooth_expected_calibration_error`, but for ``bandwidth``, a fixed :math:`\sigma` of at least
-    1e-5 in its stead, and ``convention``.
+    1e-5 in its stead, and ``convention``, "grid" or "relplot".
 
     Returns:
         Scalar ``[]`` in ``[0, 1]``, float64; 0 is best.
 
     Example:
         >>> probs = torch.tensor([[0.9, 0.1], [0.7, 0.3]], dtype=torch.float64)
-        >>> smooth_calibration_error(probs, torch.tensor([0, 1]), convention="exact", bandwidth=0.01)  # (0.1 + 0.7) / 2
-        tensor(0.4000, dtype=torch.float64)
+        >>> smooth_calibration_error(probs, torch.tensor([0, 1]), bandwidth=0.01)  # about (0.1 + 0.7) / 2
+        tensor(0.3999, dtype=torch.float64)
 
     Reference:
         Blasiok and Nakkiran, ICLR 2024; their package relplot 1.0.
@@ -140,7 +138,8 @@ def smooth_calibration_error(
             raise ValueError(f"{where}: `bandwidth` must be >= {_LEAST_GIVEN:g}, got {bandwidth!r}.")
     check_choice(convention, get_args(SmoothConvention), where=where, name="convention")
     top = top_label(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
-    return smoothed_residual(top, bandwidth=bandwidth, convention=convention)
+    error = _smoothed_residual(top, whole_ends=convention == "grid")
+    return torch.tensor(error(_halve(error) if bandwidth is None else bandwidth), dtype=torch.float64)
 
 
 def kde_calibration_error(
@@ -184,7 +183,9 @@ def kde_calibration_error(
         check_positive(bandwidth, where=where, name="bandwidth")
     if isinstance(p, bool) or not isinstance(p, (int, float)) or not 1 <= p < float("inf"):
         raise ValueError(f"{where}: `p` must be a finite number >= 1, got {p!r}.")
-    top = positive(top_label(probs, labels, where=where, weights=weights, ignore_index=ignore_index))
+    top = top_label(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
+    kept = top.mass > 0
+    top = TopLabel(top.confidence[kept], top.correct[kept], top.mass[kept])
     if len(top) < 2:
         raise ValueError(f"{where}: `probs` must hold N >= 2 examples of positive weight, got 1.")
     if bandwidth is None:
@@ -226,7 +227,9 @@ def maximum_mean_calibration_error(
     where = "maximum_mean_calibration_error"
     check_positive(scale, where=where, name="scale")
     top = top_label(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
-    return mean_embedding_norm(top, scale=scale)
+    residual = (top.correct - top.confidence) * (top.mass / top.mass.sum())
+    # The kernel is positive definite: only rounding can bring the sum below zero.
+    return laplace_pair_sum(top.confidence, residual, scale=scale).clamp(min=0).sqrt()
 
 
 def squared_kernel_calibration_error(
@@ -262,47 +265,12 @@ def squared_kernel_calibration_error(
     where = "squared_kernel_calibration_error"
     check_positive(bandwidth, where=where, name="bandwidth")
     top = top_label(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
-    if len(positive(top)) < 2:
+    if top.size < 2:
         raise ValueError(f"{where}: `probs` must hold N >= 2 examples of positive weight, got 1.")
     weight = top.mass / top.mass.mean()
     residual = weight * (top.correct - top.confidence)
     smooth = gaussian_sums(top.confidence, residual.unsqueeze(0), bandwidth=bandwidth)[0]
     return residual @ (smooth - residual) / (weight.sum().square() - weight.square().sum())
-
-
-def positive(top: TopLabel) -> TopLabel:
-    """Return the examples of positive weight; the others count for nothing, but could be 0/0."""
-    if top.weights is None or bool((top.weights > 0).all()):
-        return top
-    kept = top.weights > 0
-    squares = None if top.squares is None else top.squares[kept]
-    return TopLabel(top.confidence[kept], top.correct[kept], top.weights[kept], top.dtype, squares, top.examples)
-
-
-def smoothed_accuracy_gap(top: TopLabel, *, bandwidth: float, leave_one_out: bool = False) -> Tensor:
-    """SECE of checked examples; their correctness may be a mean of several (cells of a histogram)."""
-    top = positive(top)
-    smooth = gaussian_means(
-        top.confidence, top.correct.unsqueeze(0), bandwidth=bandwidth, weights=top.weights, leave_one_out=leave_one_out
-    )
-    gap = (smooth[0] - top.confidence).abs_()
-    return top.mass @ gap / top.mass.sum()
-
-
-def mean_embedding_norm(top: TopLabel, *, scale: float = 0.4) -> Tensor:
-    """MMCE of checked examples."""
-    residual = top.correct - top.confidence
-    residual = residual * (top.mass / top.mass.sum())
-    # The kernel is positive definite: only rounding can bring the sum below zero.
-    return laplace_pair_sum(top.confidence, residual, scale=scale).clamp(min=0).sqrt()
-
-
-def smoothed_residual(top: TopLabel, *, bandwidth: float | None = None, convention: SmoothConvention = "grid") -> Tensor:
-    """SmECE of checked examples; their correctness may be a mean of several (cells of a histogram)."""
-    error = _exact_residual(top) if convention == "exact" else _grid_residual(top, whole_ends=convention == "grid")
-    if bandwidth is None:
-        bandwidth = _equal_bandwidth(error) if convention == "exact" else _halve(error)
-    return torch.tensor(error(bandwidth), dtype=torch.float64)
 
 
 def _halve(error: Callable[[float], float]) -> float:
@@ -317,16 +285,7 @@ def _halve(error: Callable[[float], float]) -> float:
     return high
 
 
-def _equal_bandwidth(error: Callable[[float], float]) -> float:
-    """The bandwidth that equals the error, which falls with it; not below the least one."""
-    from scipy.optimize import brentq
-
-    if error(_LEAST_BANDWIDTH) <= _LEAST_BANDWIDTH:
-        return _LEAST_BANDWIDTH
-    return float(brentq(lambda bandwidth: error(bandwidth) - bandwidth, _LEAST_BANDWIDTH, 1.0, xtol=1e-12))
-
-
-def _grid_residual(top: TopLabel, *, whole_ends: bool) -> Callable[[float], float]:
+def _smoothed_residual(top: TopLabel, *, whole_ends: bool) -> Callable[[float], float]:
     """The error at a bandwidth, by convolution on a grid as in the authors' package."""
     confidence = top.confidence.numpy()
     weights = (top.mass / top.mass.mean()).numpy()
@@ -357,29 +316,6 @@ def _grid_residual(top: TopLabel, *, whole_ends: bool) -> Callable[[float], floa
         residual, density = (np.interp(at, grid, row) for row in smooth)
         # The package adds 1e-4 to the density of N examples before it divides by it.
         return float(np.abs(residual).sum() / (density + 1e-4).sum())
-
-    return error
-
-
-def _exact_residual(top: TopLabel) -> Callable[[float], float]:
-    """The error at a bandwidth, by its definition."""
-    residual = (top.mass / top.mass.sum() * (top.confidence - top.correct)).unsqueeze(0)
-
-    def error(bandwidth: float) -> float:
-        points = math.ceil(_POINTS_PER_BANDWIDTH * max(1 / bandwidth, 1)) + 1
-        at = torch.linspace(0, 1, points, dtype=torch.float64)
-        # Reflecting the point of evaluation is reflecting the examples; images beyond ten bandwidths are below 1e-21.
-        reach, turns = 10 * bandwidth, range(-math.ceil(5 * bandwidth), math.ceil(5 * bandwidth) + 1)
-        images = torch.cat([sign * at + 2 * n for n in turns for sign in (1, -1)])
-        seen = ((images >= -reach) & (images <= 1 + reach)).nonzero().squeeze(1)
-        sums = gaussian_sums(top.confidence, residual, bandwidth=bandwidth, at=images[seen])
-        smooth = torch.bincount(seen % points, weights=sums[0]) / (math.sqrt(2 * math.pi) * bandwidth)
-        left, right = smooth[:-1], smooth[1:]
-        total = left.abs() + right.abs()
-        # Where the sign changes a polygon makes two triangles instead of a trapezoid. Between zeros of a smooth function it is
-        # too small by the slopes there over twelve (Euler and Maclaurin), and each zero ends two such pieces.
-        triangles = (left.square() + right.square()) / total.clamp(min=1e-300) + (right - left).abs() / 3
-        return float(torch.where(left * right < 0, triangles, total).sum() / 2) / (points - 1)
 
     return error
 

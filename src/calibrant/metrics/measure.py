@@ -1,4 +1,4 @@
-"""Everything there is to say about a set of predictions, its groups of examples, and the windows of a stream."""
+"""Measuring everything at once: a set of predictions, its slices and classes, and the windows of a stream."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -33,15 +33,13 @@ from calibrant.metrics.table import METRICS, score_metrics
 
 __all__ = ["CalibrationMonitor"]
 
-# More different numbers or dates than this are cut into so many ranges of about as many examples each.
+# More different numbers or dates than the first are cut into as many ranges as the second, of about equal size.
 _MOST_VALUES, _RANGES = 20, 5
 _MOST_GROUPS = 1000
-# Place of the column or columns in the list, and for each of them the place and text of the value.
-Group = tuple[int, tuple[tuple[int, str], ...]]
 Length = Literal["hour", "day", "week", "month"]
 _UNITS = {"hour": "h", "day": "D", "week": "D", "month": "M"}
 _MOST_WINDOWS = 1000
-# How the model may have changed: log-odds that are stretched and shifted.
+# How a model may have changed: its log-odds are stretched and shifted.
 _STRETCHES, _SHIFTS = (0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0), (-0.8, -0.4, -0.2, -0.1, -0.05, 0.0, 0.05, 0.1, 0.2, 0.4, 0.8)
 _SUREST = 1e-7
 
@@ -65,10 +63,9 @@ def measure(
     (top-label, equal-mass bins), ``classwise_ece``, ``sece`` (hard accuracy, bandwidth 0.05), ``smece``, ``mmce`` (with root,
     kernel width 0.4), ``ece_debiased`` (L2, equal-mass bins), ``signed_gap`` (confidence minus accuracy) and ``aurc``.
 
-    A value is the usual one, so that it can be compared with published ones. Its 95 % interval is for the *true* value,
-    that of infinitely many examples. Chance pushes calibration errors up: near perfect calibration the value lies at the
-    upper end of its interval, and the interval begins at 0 where the data do not contradict perfect calibration. See
-    ``docs/intervals.md`` for the method and its measured coverage.
+    Values are the usual ones, to be compared with published ones. A 95 % interval is for the *true* value, that of infinitely
+    many examples. Chance pushes calibration errors up: near perfect calibration the value lies at the upper end of its
+    interval, which begins at 0 if the data do not contradict perfect calibration. See ``docs/intervals.md``.
 
     Args:
         predictions: N examples of C classes; sample weights are respected. Or probabilities ``[N, C]``, or of a binary problem
@@ -78,8 +75,8 @@ def measure(
         logits: Or logits; ``[N]`` are the log-odds of the positive class.
         n_bins: Number of bins of the binned metrics.
         by_class: Whether to add a table of the classes, worst calibrated first.
-        slice_by: Columns of the predictions; the same scores are added for the groups of each. ``"site,light"`` groups by both
-            together. A column of more than 20 different numbers or dates is cut into five ranges.
+        slice_by: Columns of the predictions; each of their values gets scores of its own, and ``"site,light"`` each pair of
+            values. A column of more than 20 different numbers or dates is cut into five ranges.
         n_resamples: Number of resamples behind the intervals and the p-value.
         seed: Of the random draws; the same seed gives the same numbers.
         file: Where the predictions came from, for the record.
@@ -105,8 +102,8 @@ def measure(
     check_draws(n_bins, n_resamples, seed, where="measure")
     where = file or "the predictions"
     by = Slices(column_names(slice_by, [*predictions.columns], where=where), predictions.columns, where=where)
-    groups = sorted(by.split(predictions), key=lambda group: group[0])
-    slices = {by.title(name): measure(part, n_bins=n_bins, n_resamples=n_resamples, seed=seed) for name, part in groups}
+    parts = sorted(by.split(predictions), key=lambda found: found[0])
+    slices = {group.title: measure(part, n_bins=n_bins, n_resamples=n_resamples, seed=seed) for group, part in parts}
     summary = summarize(predictions, n_bins=n_bins, keep=None)
     names = predictions.class_names
     scores = measure_summary(
@@ -125,10 +122,10 @@ def measure_summary(
     seed: int = 0,
     file: str | None = None,
 ) -> Scores:
-    """Measure predictions of which only a summary of constant size was kept; see `measure`.
+    """Measure predictions of which only a summary was kept; see `measure`.
 
-    The arguments are those of `measure`, and ``class_names``, C names for the table of classes. With the ``predictions``
-    themselves metrics are measured, too, that cannot be read from sums.
+    The arguments are those of `measure`, and ``class_names``, C names for the table of classes. Metrics that cannot be read
+    from sums need the ``predictions`` as well.
 
     Returns:
         The scores: exact up to 65,536 examples; beyond, means, binned and classwise errors are (for a number of bins that
@@ -153,7 +150,7 @@ def measure_summary(
             assert predictions is not None
             drawn = resampled_values(metric, predictions, n_resamples, seed=seed, n_bins=summary.n_bins)
             low, high = bias_corrected(drawn, value) if bool(drawn.isfinite().all()) else (value, value)
-        # The usual value is reported whatever its bias; where that carries it past the interval, the interval reaches to it.
+        # Where its bias carries the usual value past the interval, the interval reaches to it.
         metrics[key] = Estimate(value, min(low, value), max(high, value))
     return Scores(
         n=summary.n,
@@ -170,7 +167,7 @@ def measure_summary(
 
 
 def values_of(summary: Summary, predictions: Predictions | None = None) -> dict[str, float]:
-    """The value of every score that can be read from the sums; with ``predictions`` of the others, too."""
+    """The value of every score that can be read from the sums; with ``predictions``, of the others too."""
     values = {}
     for key, metric in score_metrics(positive=summary.positive is not None).items():
         if metric.read is not None and not (metric.classwise and summary.class_bins is None):
@@ -229,7 +226,7 @@ def class_scores(summary: Summary, *, names: Sequence[str] | None = None) -> tup
 
 
 def column_names(slice_by: str | Sequence[str] | None, known: Sequence[str], *, where: str) -> list[tuple[str, ...]]:
-    """Take ``slice_by`` apart: one or several columns, of which ``"site,light"`` means every site by every light."""
+    """Take ``slice_by`` apart: one or several columns, where ``"site,light"`` means every pair of values of the two."""
     given = [slice_by] if isinstance(slice_by, str) else list(slice_by or ())
     found = [(text,) if text in known else tuple(name.strip() for name in text.split(",")) for text in dict.fromkeys(given)]
     for name in (name for names in found for name in names):
@@ -237,8 +234,15 @@ def column_names(slice_by: str | Sequence[str] | None, known: Sequence[str], *, 
     return found
 
 
+class Slice(NamedTuple):
+    """A group of examples: its place among the groups, by which they are sorted, and its name."""
+
+    place: tuple[object, ...]
+    title: str
+
+
 class Slices:
-    """How examples are grouped, learned from the columns of all of them or of a random part.
+    """How to group examples, learned from the columns of all of them or of a random part.
 
     Args:
         slice_by: As `column_names` gives it.
@@ -249,31 +253,30 @@ class Slices:
     def __init__(self, slice_by: Sequence[tuple[str, ...]], columns: Mapping[str, Column], *, where: str) -> None:
         self.slice_by, self.where = list(slice_by), where
         self._cuts = {name: _cuts(columns[name]) for names in slice_by for name in names}
-        self._seen: set[Group] = set()
+        self._seen: set[Slice] = set()
 
-    def split(self, predictions: Predictions) -> Iterator[tuple[Group, Predictions]]:
-        """Yield the examples of every group that weighs anything; sorted, the groups are in the order of columns and values."""
+    def split(self, predictions: Predictions) -> Iterator[tuple[Slice, Predictions]]:
+        """Yield the examples of every group that weighs anything."""
         for place, names in enumerate(self.slice_by):
             coded = [self._code(name, predictions.columns[name]) for name in names]
-            keys, group = np.unique(np.stack([codes for codes, _ in coded]), axis=1, return_inverse=True)
+            keys, index = np.unique(np.stack([codes for codes, _ in coded]), axis=1, return_inverse=True)
             for number, key in enumerate(keys.T):
-                found = place, tuple(texts[code] for code, (_, texts) in zip(key, coded, strict=True))
-                self._seen.add(found)
+                values = [ranked[code] for code, (_, ranked) in zip(key, coded, strict=True)]
+                group = Slice((place, *values), self._title(names, [text for _, text in values]))
+                self._seen.add(group)
                 if len(self._seen) > _MOST_GROUPS:
                     raise ValueError(f"{self.where}: columns to slice by must make at most {_MOST_GROUPS} groups, got more.")
-                rows = group.reshape(-1) == number
+                rows = index.reshape(-1) == number
                 if predictions.weights is None or bool(predictions.weights[rows].any()):
-                    yield found, predictions.subset(rows)
+                    yield group, predictions.subset(rows)
 
-    def title(self, group: Group) -> str:
-        """What a group is called: by its value, and where several columns are sliced by, by their names too."""
-        place, values = group
-        if len(self.slice_by) == len(values) == 1:
-            return values[0][1]
-        return ", ".join(f"{name}: {text}" for name, (_, text) in zip(self.slice_by[place], values, strict=True))
+    def _title(self, names: Sequence[str], texts: Sequence[str]) -> str:
+        """The value, or where several columns are sliced by, the values with the names of their columns."""
+        is_only = len(self.slice_by) == len(names) == 1
+        return texts[0] if is_only else ", ".join(f"{name}: {text}" for name, text in zip(names, texts, strict=True))
 
     def _code(self, name: str, values: Column) -> tuple[Column, list[tuple[int, str]]]:
-        """Whole numbers for the values of a column, and what they stand for."""
+        """Whole numbers for the values of a column; and for each of these its rank among the values, and its text."""
         found = self._cuts[name]
         if found is None:
             texts, codes = np.unique(values.astype(str), return_inverse=True)
@@ -284,7 +287,7 @@ class Slices:
 
 
 def _cuts(values: Column) -> tuple[NDArray[np.float64], list[str]] | None:
-    """Where a column of many numbers or dates is cut, and the names of the ranges; None for any other column."""
+    """Where to cut a column of many numbers or dates, and the names of the ranges; None for any other column."""
     numbers, are_dates = as_numbers(values)
     if len(np.unique(numbers)) <= _MOST_VALUES:
         return None
@@ -299,7 +302,7 @@ def _cuts(values: Column) -> tuple[NDArray[np.float64], list[str]] | None:
 
 
 def as_numbers(values: Column) -> tuple[NDArray[np.float64], bool]:
-    """Numbers as they are and dates as seconds, also those written as text, and whether they are dates; anything else is NaN.
+    """Numbers, and dates in seconds, even if written as text, and whether they are dates; anything else is NaN.
 
     Example:
         >>> as_numbers(np.array(["1", "2.5", ""])), as_numbers(np.array(["1970-01-02"])), as_numbers(np.array(["day"]))
@@ -321,7 +324,7 @@ class Window:
     Attributes:
         name: When it begins, or the value that its examples share.
         scores: What `calibrant.measure` says of its examples.
-        evidence: How many times better the examples up to here are explained by a change than by a calibrated model.
+        evidence: How many times better a change explains the examples up to here than a calibrated model does.
         alarm: Whether that is enough for an alarm.
     """
 
@@ -332,18 +335,18 @@ class Window:
 
     @property
     def bias(self) -> Estimate:
-        """Confidence minus accuracy; of two classes mean probability of class 1 minus its frequency."""
+        """Confidence minus accuracy; with two classes, mean probability of class 1 minus its frequency."""
         return self.scores["signed_gap" if self.scores.positive is None else "binary_gap"]
 
 
 @dataclass(frozen=True)
 class Watched:
-    """What was seen of a stream of predictions, window after window.
+    """What a `CalibrationMonitor` found in a stream of predictions.
 
     Attributes:
         windows: The windows in the order of time.
         tolerance: How far probabilities may be off without an alarm.
-        false_alarms: Probability of any alarm, over all windows there will ever be, if none is due.
+        false_alarms: Probability of an alarm in any window, however many there will be, if none is due.
     """
 
     windows: tuple[Window, ...]
@@ -372,10 +375,10 @@ class Watched:
 class CalibrationMonitor:
     r"""Measures a stream of predictions in windows of time, and raises an alarm when the model is no longer calibrated.
 
-    The alarm is for probabilities :math:`c_i` (the confidence and whether the prediction was right; of two classes, the
-    probability of class 1 and whether it was that) that are off by more than a tolerance :math:`\epsilon`. Each of 76 ways k
-    in which they may be off, :math:`q_{ik} = \sigma(b_k \operatorname{logit} c_i + a_k)`, is compared with the nearest
-    probability that is no cause for alarm, :math:`p_{ik}` in :math:`[c_i - \epsilon, c_i + \epsilon]`:
+    The alarm is for probabilities :math:`c_i` of events :math:`a_i` (that the prediction is right; with two classes, that the
+    class is 1) that are off by more than a tolerance :math:`\epsilon`. Each of 76 ways k in which they may be off,
+    :math:`q_{ik} = \sigma(b_k \operatorname{logit} c_i + a_k)`, is compared with the nearest probability that is no cause for
+    alarm, :math:`p_{ik}` in :math:`[c_i - \epsilon, c_i + \epsilon]`:
 
     .. math::
         E_{tk} = \prod_{i \in \text{window } t}
@@ -389,8 +392,8 @@ class CalibrationMonitor:
     begin at any window.
 
     Args:
-        window: Length of a window; None makes one of each distinct value.
-        tolerance: How far probabilities may be off without an alarm. No model is calibrated exactly.
+        window: Length of a window; None makes a window of each distinct value.
+        tolerance: How far probabilities may be off without an alarm, since no model is calibrated exactly.
         false_alarms: Probability :math:`\alpha` of any alarm while none is due.
         n_bins: Number of bins of the binned metrics.
 
@@ -467,7 +470,7 @@ class CalibrationMonitor:
 
 
 def log_ratios(predictions: Predictions, index: Tensor, n_windows: int, *, tolerance: float) -> Tensor:
-    """How much better each way of being off explains the examples of a window than what is no cause for alarm.
+    """How much better each way of being off explains the examples of a window than probabilities within the tolerance do.
 
     Args:
         predictions: N examples.

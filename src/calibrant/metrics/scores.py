@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from calibrant.core.binning import (
-    CHUNK_ENTRIES,
     TopLabel,
     equal_width_bins,
     equal_width_index,
+    in_chunks,
     score_rows,
     top_label,
 )
@@ -191,7 +191,12 @@ def area_under_risk_coverage(
         Geifman, Uziel and El-Yaniv, ICLR 2019.
     """
     top = top_label(probs, labels, where="area_under_risk_coverage", weights=weights, ignore_index=ignore_index)
-    return risk_coverage_area(top)
+    weight, error = _tied_sums(top)
+    scale = top.size / weight.sum()
+    weight, error = weight.flip(0) * scale, error.flip(0) * scale
+    before, errors_before = weight.cumsum(0) - weight, error.cumsum(0) - error
+    total: Tensor = (error + (errors_before - before * error / weight) * _harmonic_difference(before, weight)).sum()
+    return total / top.size
 
 
 def failure_detection_auroc(
@@ -316,24 +321,11 @@ def weighted_mean(values: Tensor, weights: Tensor | None) -> Tensor:
 
 
 def nll_and_brier(given: Predictions) -> tuple[Tensor, Tensor]:
-    """Negative log-likelihood and Brier score of every example ``[N]``, some rows at a time."""
-    size = max(CHUNK_ENTRIES // given.num_classes, 1)
-    parts = [
-        score_rows(rows, labels, are_logits=given.has_logits)[2:]
-        for rows, labels in zip(given.scores.split(size), given.labels.split(size), strict=True)
-    ]
+    """Negative log-likelihood and Brier score of every example ``[N]``."""
+    chunks = in_chunks(given.scores, given.labels)
+    parts = [score_rows(*chunk, are_logits=given.has_logits)[2:] for chunk in chunks]
     nll, brier = (torch.cat(values) for values in zip(*parts, strict=True))
     return nll, brier
-
-
-def risk_coverage_area(top: TopLabel) -> Tensor:
-    """AURC of checked examples, whose correctness may be a mean of several (cells of a stream)."""
-    weight, error = _tied_sums(top)
-    scale = top.size / weight.sum()
-    weight, error = weight.flip(0) * scale, error.flip(0) * scale
-    before, errors_before = weight.cumsum(0) - weight, error.cumsum(0) - error
-    total: Tensor = (error + (errors_before - before * error / weight) * _harmonic_difference(before, weight)).sum()
-    return total / top.size
 
 
 def _harmonic_difference(start: Tensor, width: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import Module
 from torchmetrics import Metric
 
-from calibrant.core.binning import CHUNK_ENTRIES, EXACT_BINS, KEPT_EXAMPLES, NUM_CELLS, Summary, TopLabel, summarize_rows
+from calibrant.core.binning import EXACT_BINS, KEPT_EXAMPLES, NUM_CELLS, Summary, TopLabel, in_chunks, summarize_rows
 from calibrant.core.checks import ArrayLike, check_choice, check_count
 from calibrant.core.records import Bins, Scores, check_examples, one_of
 from calibrant.metrics.measure import measure_summary, values_of
@@ -121,12 +121,9 @@ class Stream(Metric):
                 setattr(self, name, getattr(self, name).clone())
         if self.ignore_index is not None:
             getattr(self, f"ignored_{self.ignore_index}").add_((~kept).sum())
-        rows = max(CHUNK_ENTRIES // self.num_classes, 1)
         with torch.no_grad():
-            for at in range(0, len(target), rows):
-                part = slice(at, at + rows)
-                own = None if weight is None else weight[part]
-                self._add(scores[part], target[part], own, are_logits=probs is None)
+            for chunk in in_chunks(scores, target, weight):
+                self._add(*chunk, are_logits=probs is None)
 
     def _add(self, scores: Tensor, labels: Tensor, weights: Tensor | None, *, are_logits: bool) -> None:
         classwise = "class_bins" in self.sums

@@ -76,6 +76,11 @@ class Metric:
         return self.function(probs, labels, **options)
 
 
+def _of_examples(function: Callable[..., Tensor], *, binned: bool = False) -> Callable[[Summary], Tensor]:
+    """Read a top-label metric from the examples of a summary, of which many may be one entry of mean correctness."""
+    return lambda summary: function(summary.examples, **({"n_bins": summary.n_bins} if binned else {}))
+
+
 _top_label = partial(Metric, unit="%", group="top label", is_calibration=True)
 _SCORES = {
     "error": Metric(
@@ -85,7 +90,7 @@ _SCORES = {
         meaning="wrong predictions",
         unit="%",
         group="score",
-        read=lambda summary: (summary.cells[0].sum() - summary.cells[2].sum()) / summary.cells[0].sum(),
+        read=_of_examples(scores.error_rate),
         interval=lambda evidence, value: intervals.rate_interval(value, size=evidence.size),
         of_levels=lambda levels, mass, right: (mass - right).sum(-1),
     ),
@@ -119,7 +124,7 @@ _SCORES = {
         meaning="mean error if the least sure are dropped first",
         unit="%",
         group="score",
-        read=lambda summary: scores.risk_coverage_area(summary.examples),
+        read=_of_examples(scores.area_under_risk_coverage),
         interval=intervals.aurc_interval,
         of_levels=of.aurc_of_levels,
         compared=False,
@@ -139,7 +144,7 @@ _SCORES = {
         label="debiased L2 error",
         short="debiased L2",
         meaning="root mean squared gap, noise taken out",
-        read=lambda summary: binned.debiased_error(summary.examples, n_bins=summary.n_bins),
+        read=_of_examples(binned.debiased_calibration_error, binned=True),
         interval=intervals.Inversion(of.debiased_of_levels, truly=partial(of.debiased_of_levels, noise=0.0)),
         of_levels=of.debiased_of_levels,
         compared=False,
@@ -168,7 +173,7 @@ _SCORES = {
         kernel.smooth_expected_calibration_error,
         label="SECE",
         meaning="mean gap to accuracy smoothed by a kernel",
-        read=lambda summary: kernel.smoothed_accuracy_gap(summary.examples, bandwidth=0.05),
+        read=_of_examples(kernel.smooth_expected_calibration_error),
         interval=intervals.Inversion(of.sece_of_levels, families=intervals.KERNEL_FAMILIES),
         of_levels=of.sece_of_levels,
         compared=False,
@@ -177,7 +182,7 @@ _SCORES = {
         kernel.smooth_calibration_error,
         label="smooth ECE",
         meaning="gap at the scale that its own size sets",
-        read=lambda summary: kernel.smoothed_residual(summary.examples),
+        read=_of_examples(kernel.smooth_calibration_error),
         interval=intervals.Inversion(of.smece_of_levels),
         of_levels=of.smece_of_levels,
         compared=False,
@@ -186,7 +191,7 @@ _SCORES = {
         kernel.maximum_mean_calibration_error,
         label="MMCE",
         meaning="kernel distance from calibration",
-        read=lambda summary: kernel.mean_embedding_norm(summary.examples),
+        read=_of_examples(kernel.maximum_mean_calibration_error),
         interval=intervals.Inversion(of.mmce_of_levels, families=intervals.KERNEL_FAMILIES),
         of_levels=of.mmce_of_levels,
         compared=False,
@@ -210,7 +215,7 @@ _SCORES = {
         unit="%",
         better=None,
         largest=2.0,
-        read=lambda summary: (summary.cells[1].sum() - summary.cells[2].sum()) / summary.cells[0].sum(),
+        read=_of_examples(scores.signed_calibration_gap),
         interval=intervals.signed_gap_interval,
         of_levels=lambda levels, mass, right: mass @ levels.confidence - right.sum(-1),
         compared=False,

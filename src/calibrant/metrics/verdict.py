@@ -1,4 +1,4 @@
-"""How a measurement is shown: numbers as text, what they mean in one line, what a repair did, and the reliability diagram."""
+"""How a measurement is shown: numbers as text, what they mean in a sentence, and the reliability diagram."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
-# Below the first an error is called slight, above the second strong; between them it goes without a word.
+# An error below the first is called slight, one above the second strong.
 _SLIGHT, _STRONG = 0.02, 0.10
 SIGNIFICANT = 0.05
-# Below this many examples, not to see an error says little.
+# With fewer examples, not to see an error says little.
 FEW = 200
-# What makes one of these worse has its price; what makes two worse does harm, whatever becomes of the calibration error.
+# A repair that makes one of these worse has its price; one that makes two worse does harm, whatever it does to the ECE.
 _PRICES = ("error", "nll", "brier")
 _UNLIKE = "The examples it was fitted on seem to be unlike these, or too few"
-# The palette of Okabe and Ito, distinct for all common kinds of colour vision, without its yellow, which is too light for lines
-# on white paper, and with a grey.
+# The palette of Okabe and Ito, distinct for all common kinds of colour vision; a grey replaces its yellow, which is too light
+# for lines on white paper.
 PALETTE = {
     "black": "#000000",
     "orange": "#E69F00",
@@ -38,7 +38,7 @@ PALETTE = {
     "purple": "#CC79A7",
     "grey": "#7F7F7F",
 }
-# More bins than these show neither outlines nor hatching, and their intervals as a band: lines would hide what they are about.
+# More bins have neither outlines nor hatching, and their intervals are a band: lines would hide what they are about.
 _FEW_BINS = 20
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
@@ -49,7 +49,7 @@ def count_examples(n: int) -> str:
 
 
 def metric_of(key: str) -> Metric:
-    """Return the metric ``key``; one that is no longer known (in an old record) is shown under its own name."""
+    """Return the metric ``key``; one that only an old record knows is called by its key."""
     return METRICS[key] if key in METRICS else Metric(lambda *_: torch.tensor(math.nan), label=key.replace("_", " "))
 
 
@@ -89,20 +89,20 @@ def write_interval(estimate: Estimate | Paired, unit: str, *, signed: bool = Fal
 
 
 def write_estimate(estimate: Estimate | Paired, metric: Metric, *, signed: bool = False) -> tuple[str, str]:
-    """Write a value, or a difference, and the ends of its interval; with its sign also where the sign is the direction."""
+    """Write a value, or a difference, and its interval; always with a sign where the sign is the direction."""
     signed = signed or metric.better is None
     return write_value(estimate[0], metric.unit, signed=signed), write_interval(estimate, metric.unit, signed=signed)
 
 
 def write_p(p_value: float) -> str:
-    """Write a p-value: never zero, never with digits that mean nothing."""
+    """Write a p-value, never as zero, without digits that mean nothing."""
     if not math.isfinite(p_value):
         return "p = n/a"
     return "p < 0.001" if p_value < 0.001 else f"p = {p_value:.3f}" if p_value < 0.1 else f"p = {p_value:.2f}"
 
 
 def main_error(scores: Scores) -> tuple[str, IfCalibrated]:
-    """Key of the calibration error that decides, and what to expect of it: of two classes that of the positive one."""
+    """Key of the calibration error that decides, and what to expect of it; with two classes it is that of the positive one."""
     return ("ece", scores.ece_if_calibrated) if scores.positive is None else ("binary_ece", scores.positive.if_calibrated)
 
 
@@ -112,9 +112,9 @@ def is_miscalibrated(scores: Scores) -> bool:
 
 
 def direction(scores: Scores) -> str:
-    """Return "over-confident", "under-confident", "over- and under-confident" in different places, or "no clear error".
+    """Return "over-confident", "under-confident", "over- and under-confident" (in different places) or "no clear error".
 
-    Of two classes: whether the positive one is predicted "too often", "too rarely", or "too often and too rarely".
+    With two classes: "too often", "too rarely" or "too often and too rarely", of the positive one.
     """
     gap = scores["signed_gap" if scores.positive is None else "binary_gap"]
     if not is_miscalibrated(scores):
@@ -145,7 +145,7 @@ def verdict(scores: Scores) -> str:
 
 
 def _tell_place(positive: PositiveClass, said: str) -> str:
-    """Say how the predictions of the positive class are off on average, and where most; ``said`` is of `direction`."""
+    """Say how far predictions of the positive class are off on average, and where most; ``said`` is its `direction`."""
     predicted, observed = write_percent(positive.predicted), write_percent(positive.observed)
     how = said.replace("too often and too rarely", "too often here and too rarely there")
     told = f"Predicts {positive.name or 'the positive class'} {how}: {predicted} on average, {observed} observed"
@@ -170,7 +170,7 @@ def worst_slice(scores: Scores) -> str:
 
 
 def tell_effect(before: Scores, after: Scores, paired: Mapping[str, Paired]) -> str:
-    """Say what a repair did to `main_error`: what follows the repair's name, with a full stop, and perhaps a sentence more."""
+    """Say what a repair did to `main_error`, to follow the name of the repair."""
     key, _ = main_error(before)
     it, test = f"the {metric_of(key).short or metric_of(key).label}", paired[key]
     was, to = (write_percent(scores[key].value) for scores in (before, after))
@@ -238,11 +238,10 @@ _POSITIVE = ("observed", "predicted too often", "predicted too rarely")
 
 
 def draw_diagram(ax: Axes, bins: Bins, intervals: Tensor | None = None, *, positive: bool = False) -> None:
-    """Draw a bar of each filled bin's accuracy and, from its top to the mean confidence, a bar of the gap; and the diagonal.
+    """Draw a bar for the accuracy of each filled bin, one for its gap to the mean confidence, and the diagonal.
 
-    A point of the diagonal at the mean confidence is where the accuracy of a calibrated model would be. The gap is positive,
-    and its bar stands on the accuracy's, where the accuracy is lower (over-confident); it hangs inside it where it is higher.
-    Bars of few examples are faint, by `known_share`: a single example is no finding.
+    The accuracy of a calibrated model would lie on the diagonal, at the mean confidence. The bar of the gap stands on that of
+    the accuracy if it is positive (over-confident), else it hangs inside. Bars of few examples are faint; see `known_share`.
 
     Args:
         ax: Axes to draw in.
@@ -250,7 +249,7 @@ def draw_diagram(ax: Axes, bins: Bins, intervals: Tensor | None = None, *, posit
         intervals: Intervals of their accuracies; see `intervals_of`.
         positive: Whether the bins are of the probability of a positive class.
     """
-    # The legend shows the first bar, which is to be the clearest.
+    # The legend shows the first bar, so it must be the clearest.
     at = (-bins.count).argsort(stable=True)
     at = at[bins.count[at] > 0]
     left, width, accuracy, gap = (part[at].numpy() for part in (bins.edges[:-1], bins.edges.diff(), bins.accuracy, bins.gap))
@@ -305,12 +304,12 @@ def intervals_of(bins: Bins, *, scale: float = 1.0) -> Tensor:
 
 
 def known_share(count: Tensor) -> Array:
-    """How much is known of bins of n examples, n / (n + 3.84): the weight of the data in Wilson's interval."""
+    """How much is known of a bin of n examples, n / (n + 3.84): the weight of the data in Wilson's interval."""
     return (count / (count + NORMAL_95**2)).numpy()
 
 
 def _tint(color: str, share: Array) -> Array:
-    """The colour on white paper ``[M, 3]``. It covers what is below, so that a gap inside a bar looks as its key does."""
+    """The colour on white ``[M, 3]``. It covers what is below, so that a gap inside a bar looks as in the legend."""
     from matplotlib.colors import to_rgb
 
     return np.asarray(1 - share[:, None] * (1 - np.array(to_rgb(PALETTE[color]))))

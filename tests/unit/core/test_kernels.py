@@ -9,7 +9,6 @@ from torch import Tensor
 from calibrant.core.kernels import (
     all_pairs_accuracy,
     gaussian_exponents,
-    gaussian_means,
     gaussian_sums,
     gaussian_weights,
     laplace_pair_sum,
@@ -133,9 +132,8 @@ def test_laplace_pair_sum_weights_that_depend_on_points_are_differentiated_twice
     assert torch.autograd.gradgradcheck(pair_sum, (x,))
 
 
-def _all_pairs(x: Tensor, values: Tensor, bandwidth: float, at: Tensor | None = None) -> Tensor:
-    at = x if at is None else at
-    parts = [values @ torch.exp(-0.5 * ((part.unsqueeze(1) - x) / bandwidth).square()).T for part in at.split(500)]
+def _all_pairs(x: Tensor, values: Tensor, bandwidth: float) -> Tensor:
+    parts = [values @ torch.exp(-0.5 * ((part.unsqueeze(1) - x) / bandwidth).square()).T for part in x.split(500)]
     return torch.cat(parts, 1)
 
 
@@ -164,54 +162,17 @@ def test_gaussian_sums_every_bandwidth_is_accurate_to_rounding(kind, bandwidth):
     assert error.max().item() < 1e-12
 
 
-@pytest.mark.parametrize("bandwidth", [0.05, 5e-4])
-def test_gaussian_sums_at_other_points_equal_all_pairs(bandwidth):
-    x = _confidences("uniform", 3000)
-    at = torch.linspace(-0.2, 1.2, 1500, dtype=torch.float64).flip(0)
-    values = torch.ones(1, len(x), dtype=torch.float64)
-    sums = gaussian_sums(x, values, bandwidth=bandwidth, at=at)
-    # Rounding is that of the sum of all values.
-    torch.testing.assert_close(sums, _all_pairs(x, values, bandwidth, at), rtol=0, atol=1e-15 * len(x))
-
-
-def test_gaussian_means_million_points_match_single_rows():
+def test_gaussian_sums_of_a_million_points_match_single_rows():
     # The size that all pairs could not do (1e12); about a second.
     generator = torch.Generator().manual_seed(5)
     x = 1 - 0.9 * torch.rand(1_000_000, generator=generator, dtype=torch.float64) ** 3
     right = (torch.rand(len(x), generator=generator, dtype=torch.float64) < x).double().unsqueeze(0)
-    means = gaussian_means(x, right, bandwidth=0.05)
+    near, hits = gaussian_sums(x, torch.cat([torch.ones_like(right), right]), bandwidth=0.05)
     rows = torch.cat([torch.arange(0, len(x), 100_000), x.argmin().view(1), x.argmax().view(1)])
     kernel = torch.exp(-0.5 * ((x[rows].unsqueeze(1) - x) / 0.05).square())
     # Pairwise sums; a matrix product of a million terms would itself be off by 1e-12.
     expected = (kernel * right).sum(1) / kernel.sum(1)
-    torch.testing.assert_close(means[0, rows], expected, rtol=1e-13, atol=0)
-
-
-def test_gaussian_means_whole_weights_equal_repeated_points():
-    x = torch.tensor([0.2, 0.3, 0.9], dtype=torch.float64)
-    values = torch.tensor([[1.0, 0.0, 1.0]], dtype=torch.float64)
-    count = torch.tensor([2, 1, 3])
-    weighted = gaussian_means(x, values, bandwidth=0.1, weights=count)
-    repeated = gaussian_means(x.repeat_interleave(count), values.repeat_interleave(count, 1), bandwidth=0.1)
-    torch.testing.assert_close(weighted.repeat_interleave(count, 1), repeated)
-
-
-@pytest.mark.parametrize("bandwidth", [1.0, 0.05, 1e-3, 1e-5, 1e-8])
-@pytest.mark.parametrize("kind", ["uniform", "saturating", "tied float32", "isolated"])
-def test_gaussian_means_leave_one_out_equals_masked_softmax(kind, bandwidth):
-    x = _confidences(kind, 1300)
-    values = (x > 0.4).double().unsqueeze(0) * x
-    exponent = -0.5 * ((x.unsqueeze(1) - x) / bandwidth).square()
-    weights = exponent.fill_diagonal_(-math.inf).softmax(1)
-    means = gaussian_means(x, values, bandwidth=bandwidth, leave_one_out=True)
-    # The reference subtracts squares of up to (1/h)^2, which costs it digits where the nearest neighbour is far.
-    torch.testing.assert_close(means, values @ weights.T, rtol=1e-9, atol=1e-10)
-
-
-def test_gaussian_means_leave_one_out_far_point_takes_nearest_value():
-    x = torch.tensor([0.9, 0.0, 0.8], dtype=torch.float64)
-    means = gaussian_means(x, torch.tensor([[0.1, 0.5, 0.7]]), bandwidth=1e-6, leave_one_out=True)
-    assert means.tolist()[0] == pytest.approx([0.7, 0.7, 0.1])
+    torch.testing.assert_close((hits / near)[rows], expected, rtol=1e-13, atol=0)
 
 
 def test_all_pairs_accuracy_of_golden_input_has_the_golden_values() -> None:

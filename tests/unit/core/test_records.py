@@ -50,7 +50,7 @@ def test_predictions_confidence_predicted_and_correct_by_hand() -> None:
     [
         ({}, "exactly one of `logits` and `probs` must be given"),
         ({"probs": PROBS, "logits": PROBS}, "exactly one of `logits` and `probs` must be given"),
-        ({"probs": [[2.0, -1.0], [0.5, 0.5], [0.5, 0.5]]}, "They look like logits"),
+        ({"probs": [[2.0, -1.0], [0.5, 0.5], [0.5, 0.5]]}, r"`probs` must lie in \[0, 1\]"),
         ({"logits": [[float("nan"), 1.0], [0.0, 1.0], [0.0, 1.0]]}, r"`logits` must not hold NaN or \+inf"),
         ({"probs": PROBS, "weights": [1.0, 2.0]}, r"`weights` must be \[3\] as the labels, got \[2\]"),
         ({"probs": PROBS, "split": "dev"}, "`split` must be one of 'train', 'val', 'meta', 'test', got 'dev'"),

@@ -56,14 +56,6 @@ def test_sece_three_examples_match_hand_computation():
     assert smooth_expected_calibration_error(PROBS, LABELS, bandwidth=0.1).item() == pytest.approx(expected, rel=1e-12)
 
 
-def test_sece_leave_one_out_matches_hand_computation():
-    near, mid, far = math.exp(-0.5), math.exp(-2.0), math.exp(-4.5)
-    smooth = [far / (near + far), 1.0, far / (mid + far)]
-    expected = (abs(smooth[0] - 0.9) + abs(smooth[1] - 0.8) + abs(smooth[2] - 0.6)) / 3
-    value = smooth_expected_calibration_error(PROBS, LABELS, bandwidth=0.1, leave_one_out=True)
-    assert value.item() == pytest.approx(expected, rel=1e-12)
-
-
 def test_sece_tiny_bandwidth_is_mean_absolute_error():
     probs, labels = mixed_gaps(3000)
     confidence, predicted = probs.max(1)
@@ -181,18 +173,11 @@ def test_smece_golden_input_gives_golden_value(bandwidth, value):
     assert smooth_calibration_error(logits.softmax(1), labels, bandwidth=bandwidth).item() == pytest.approx(value, abs=6e-7)
 
 
-@pytest.mark.parametrize("bandwidth", [2.0, 0.3, 0.05, 0.01])
-def test_smece_exact_equals_its_definition(bandwidth):
+@pytest.mark.parametrize("bandwidth", [0.3, 0.05, 0.01])
+def test_smece_is_near_its_definition(bandwidth):
     for probs, labels in (hard_gaps(200), mixed_gaps(150)):
-        value = smooth_calibration_error(probs, labels, bandwidth=bandwidth, convention="exact").item()
-        assert value == pytest.approx(_by_cosines(*_parts(probs, labels), bandwidth), rel=5e-7, abs=1e-9)
-
-
-def test_smece_exact_bandwidth_solves_its_equation():
-    probs, labels = hard_gaps(400)
-    value = smooth_calibration_error(probs, labels, convention="exact").item()
-    at_value = smooth_calibration_error(probs, labels, convention="exact", bandwidth=value).item()
-    assert at_value == pytest.approx(value, abs=1e-8)
+        value = smooth_calibration_error(probs, labels, bandwidth=bandwidth).item()
+        assert value == pytest.approx(_by_cosines(*_parts(probs, labels), bandwidth), rel=0.01)
 
 
 def test_smece_over_confident_and_saturated_is_the_mean_gap():
@@ -204,4 +189,3 @@ def test_smece_over_confident_and_saturated_is_the_mean_gap():
     gap = float((probs.amax(1) - (probs.argmax(1) == labels).double()).mean())
     assert (probs.amax(1) > 0.999).double().mean() > 0.3
     assert smooth_calibration_error(probs, labels).item() == pytest.approx(gap, rel=0.02)
-    assert smooth_calibration_error(probs, labels, convention="exact").item() == pytest.approx(gap, rel=1e-3)

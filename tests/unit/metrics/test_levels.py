@@ -5,8 +5,7 @@ import torch
 from torch import Tensor
 
 from calibrant.core.binning import TopLabel, cell_index, cells_of, equal_width_index, top_label
-from calibrant.metrics.binned import debiased_error
-from calibrant.metrics.kernel import mean_embedding_norm, smoothed_accuracy_gap, smoothed_residual
+from calibrant.metrics import METRICS
 from calibrant.metrics.levels import (
     Levels,
     ace_of_levels,
@@ -97,7 +96,7 @@ def test_smece_of_one_sign_is_the_mean_gap_at_every_size() -> None:
 
 
 def test_debiased_of_two_examples_a_bin_is_the_exact_one() -> None:
-    levels, expected = some_levels(30), float(debiased_error(top_of(30), n_bins=15))
+    levels, expected = some_levels(30), float(METRICS["ece_debiased"](top_of(30)))
     assert float(debiased_of_levels(levels, *levels.row(levels.accuracy))) == pytest.approx(expected, rel=1e-9)
     assert expected > 0
 
@@ -117,6 +116,6 @@ def test_simple_metrics_of_two_levels_by_hand() -> None:
     # The surer half is right: risk 0, then (0.5 / 2) / (0.5 + 0.5 / 2) in the middle of the other half.
     assert float(aurc_of_levels(*given)) == pytest.approx(0.5 * 0.25 / 0.75)
     top = TopLabel(torch.tensor([0.9, 0.6]).double(), torch.tensor([1.0, 0.0]).double())
-    assert float(sece_of_levels(*given)) == pytest.approx(float(smoothed_accuracy_gap(top, bandwidth=0.05)))
-    assert float(mmce_of_levels(*given)) == pytest.approx(float(mean_embedding_norm(top)))
-    assert float(smece_of_levels(*given)) == pytest.approx(float(smoothed_residual(top, convention="exact")), rel=0.03)
+    assert float(sece_of_levels(*given)) == pytest.approx(float(METRICS["sece"](top)))
+    assert float(mmce_of_levels(*given)) == pytest.approx(float(METRICS["mmce"](top)))
+    assert float(smece_of_levels(*given)) == pytest.approx(float(METRICS["smece"](top)), rel=0.03)

@@ -9,6 +9,7 @@ import torch
 
 from calibrant.core.binning import TopLabel
 from calibrant.core.records import Predictions
+from calibrant.metrics import METRICS
 from calibrant.metrics.scores import (
     BrierParts,
     _harmonic_difference,
@@ -18,7 +19,6 @@ from calibrant.metrics.scores import (
     error_rate,
     failure_detection_auroc,
     negative_log_likelihood,
-    risk_coverage_area,
     signed_calibration_gap,
 )
 from helpers import golden, hard_gaps, mixed_gaps
@@ -137,7 +137,7 @@ def test_risk_coverage_area_counts_as_weights_equal_the_examples_they_stand_for(
     count = torch.bincount(group).double()
     joined = TopLabel(cells, torch.bincount(group, weights=right) / count, count, examples=400)
     expected = area_under_risk_coverage(probs, labels).item()
-    assert risk_coverage_area(joined).item() == pytest.approx(expected, rel=1e-12)
+    assert METRICS["aurc"](joined).item() == pytest.approx(expected, rel=1e-12)
 
 
 def test_harmonic_difference_is_the_sum_near_and_far():

@@ -21,7 +21,7 @@ COLUMNS = {
 def grouped(*slice_by: str, **columns: object) -> dict[str, int]:
     predictions = Predictions(probs=np.full((N, 2), 0.5), labels=np.zeros(N), columns={**COLUMNS, **columns})
     slices = Slices(column_names(slice_by, [*predictions.columns], where="x"), predictions.columns, where="x")
-    return {slices.title(group): len(part) for group, part in sorted(slices.split(predictions), key=lambda found: found[0])}
+    return {group.title: len(part) for group, part in sorted(slices.split(predictions), key=lambda found: found[0])}
 
 
 def test_one_column_is_grouped_by_its_values_and_several_each_by_itself_or_crossed() -> None:

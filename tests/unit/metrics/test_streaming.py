@@ -238,7 +238,7 @@ P, Y = torch.tensor([[0.5, 0.25, 0.25]]), torch.tensor([0])
         ({"labels": Y}, "exactly one of"),
         ({"probs": P, "logits": P, "labels": Y}, "exactly one of"),
         ({"probs": P[:, :2] * 4 / 3, "labels": Y}, r"`probs` must have C = 3 columns, got \[1, 2\]"),
-        ({"probs": P * 3, "labels": Y}, "look like logits"),
+        ({"probs": P * 3, "labels": Y}, r"`probs` must lie in \[0, 1\]"),
         ({"probs": P, "labels": torch.tensor([3])}, r"`labels` must lie in \[0, 2\], got 3"),
         ({"probs": P, "labels": torch.tensor([[1, 0, 0]])}, "one-hot"),
         ({"logits": P * float("nan"), "labels": Y}, "`logits` must not hold NaN"),
