@@ -125,8 +125,8 @@ def smooth_calibration_error(
 
     Example:
         >>> probs = torch.tensor([[0.9, 0.1], [0.7, 0.3]], dtype=torch.float64)
-        >>> smooth_calibration_error(probs, torch.tensor([0, 1]), bandwidth=0.01)  # about (0.1 + 0.7) / 2
-        tensor(0.3999, dtype=torch.float64)
+        >>> smooth_calibration_error(probs, torch.tensor([0, 1]), bandwidth=0.01)  # (0.1 + 0.7) / 2
+        tensor(0.4000, dtype=torch.float64)
 
     Reference:
         Blasiok and Nakkiran, ICLR 2024; their package relplot 1.0.
