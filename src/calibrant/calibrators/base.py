@@ -1,4 +1,4 @@
-"""The contract of every calibrator: fit, apply, wrap, save; and what they share: checked data to fit on, maths in log space."""
+"""What every calibrator shares: how it is fitted, applied, wrapped and saved, and maths in log space."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ _MOST_FOR_ONE_THREAD = 500_000
 Vector: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.float64]]"
 Positions: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.int64]]"
 # A logit of -inf is probability zero. Where a finite number is needed it counts as the logarithm of float32's smallest
-# probability, 2^-149, below the top class, or as the smallest finite logit of its row if that is lower still.
+# number, 2^-149, below the top class, or as the smallest finite logit of its row if that is lower.
 _LOG_SMALLEST = -103.2789
-# Two log-probabilities this far apart differ in float32 too: its numbers near ln 1/C lie 1e-6 apart for C = 100,000 classes.
+# Log-probabilities this far apart differ in float32 too, whose numbers near ln 1/C lie 1e-6 apart for C = 100,000 classes.
 _MARGIN = 2e-6
-# Entries of [N, C] that are widened to float64 at once. 256 rows of 1,000 classes stay in the cache: a pass over 50,000 x
-# 1,000 takes 0.18 s of processor time, and 0.43 s with four times as many.
+# Entries of [N, C] widened to float64 at once. They stay in the cache: a pass over 50,000 x 1,000 takes 0.18 s, and 0.43 s with
+# four times as many.
 _CACHED_ENTRIES = 256_000
-# Stands for a logit of -inf where 0 * inf must not be met: at any temperature its exponential is zero.
+# Stands for a logit of -inf where 0 * inf must not come up; at any temperature its exponential is zero.
 ABSENT = -1e30
-# Columns that identify a row, at most: two rows never agree in that many numbers by chance.
+# Columns that identify a row: no two rows agree in so many numbers by chance.
 _HASHED_COLUMNS = 16
 
 
 class CalibrationWarning(UserWarning):
-    """The calibrator works, but its data are such that the result may not hold."""
+    """The calibrator works, but its data may not support the result."""
 
 
 class BoundWarning(CalibrationWarning):
-    """A temperature ended at its bound: the best one lies beyond it, or there is none."""
+    """A temperature ended at its bound: the best one lies beyond, or there is none."""
 
 
 def warn(message: str, category: type[CalibrationWarning] = CalibrationWarning) -> None:
@@ -65,8 +65,7 @@ class FitData:
     """Checked input of a fit, on the CPU.
 
     Attributes:
-        logits: Scores ``[N, C]`` in the precision in which they came (half precision widened to float32), or samples of them
-            ``[S, N, C]``.
+        logits: Scores ``[N, C]``, or samples of them ``[S, N, C]``, in the precision in which they came, but at least float32.
         labels: Class indices ``[N]``.
         weights: Weights ``[N]``, float64, positive, with mean one.
     """
@@ -77,7 +76,7 @@ class FitData:
 
     @classmethod
     def of(cls, *records: Predictions) -> FitData:
-        """Take over a record, or several with samples of the same examples; examples of weight zero are left out."""
+        """Take over a record, or several that sample the same examples; examples of weight zero are left out."""
         labels, weights = records[0].labels, records[0].weights
         scores = records[0].logits if len(records) == 1 else torch.stack([record.logits for record in records])
         scores = scores if scores.dtype in (torch.float32, torch.float64) else scores.float()
@@ -95,13 +94,13 @@ class FitData:
 
     @property
     def missing_classes(self) -> str:
-        """Says which classes have no example; empty if all have one."""
+        """Says which classes have no example; empty if all have some."""
         missing = (torch.bincount(self.labels, minlength=self.num_classes) == 0).nonzero().flatten().tolist()
         some = ", ".join(map(str, missing[:5]))
         return f"the fit data have no example of {len(missing)} of {self.num_classes} classes ({some})" if missing else ""
 
     def too_few(self, fewest: int, *, what: str) -> str:
-        """Says that the examples are fewer than advised for ``what``; empty if they are not."""
+        """Says that ``what`` needs more examples; empty if there are enough."""
         few = f"{len(self)} examples are few for {what}: {fewest} or more are advised with {self.num_classes} classes."
         return few if len(self) < fewest else ""
 
@@ -111,14 +110,14 @@ class FitData:
         return FitData(self.logits[..., rows, :], self.labels[rows], weights / weights.mean())
 
     def chunks(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Logits in float64, labels and weights, as many rows at a time as stay in the cache."""
+        """Logits in float64, labels and weights, so many rows at a time that they stay in the cache."""
         rows = max(_CACHED_ENTRIES * len(self) // self.logits.numel(), 1)
         parts = (self.logits.split(rows, -2), self.labels.split(rows), self.weights.split(rows))
         for logits, labels, weights in zip(*parts, strict=True):
             yield logits.double(), labels, weights
 
     def total(self, term: Callable[[Tensor, Tensor], Tensor]) -> float:
-        """Weighted sum over the examples of what ``term`` makes of some rows of logits, in float64, and labels."""
+        """Weighted sum over the examples of ``term(logits, labels)``, a value for each row, in float64."""
         return sum(float(weights @ term(logits, labels)) for logits, labels, weights in self.chunks())
 
     def impossible(self) -> int:
@@ -127,17 +126,17 @@ class FitData:
         return int(torch.isneginf(self.logits.gather(-1, index)).reshape(-1, len(self)).all(0).sum())
 
     def folds(self, n_folds: int, *, seed: int) -> list[tuple[Tensor, Tensor]]:
-        """Return, for each fold, the positions to fit on and those held out; every class of two examples or more is fitted on.
+        """Return, for each fold, the positions to fit on and those held out; classes of two examples or more are in each fit.
 
-        Folds are random. Sharing out every class evenly would give the held-out part the class frequencies of the fitted part,
-        so that learning their chance fluctuation is rewarded, as it never is on new data.
+        Folds are random. To share out every class evenly would give the held-out part the class frequencies of the fitted part
+        and so reward learning their chance fluctuation, which does not help on new data.
         """
         n, n_folds = len(self), min(n_folds, len(self))
         fold = torch.empty(n, dtype=torch.long)
         fold[torch.randperm(n, generator=torch.Generator().manual_seed(seed))] = torch.arange(n) % n_folds
         count = torch.zeros(self.num_classes, n_folds, dtype=torch.long)
         count.index_put_((self.labels, fold), torch.ones_like(fold), accumulate=True)
-        # A class whose examples are all in one fold would be unknown to the fit that is rated on them: one of them moves on.
+        # If all examples of a class are in one fold, the fit that is rated on them does not know it: one of them moves on.
         for label in ((count.amax(1) == count.sum(1)) & (count.sum(1) > 1)).nonzero().flatten():
             first = (self.labels == label).nonzero()[0]
             fold[first] = (fold[first] + 1) % n_folds
@@ -153,21 +152,20 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
     """Repairs the probabilities of a trained classifier; learns from logits and labels the classifier was not trained on.
 
     To scikit-learn it is a classifier whose features are logits. A subclass names the pure function that applies it, ``class
-    PlattScaling(Calibrator, formula=platt_log_probs)``, and says how its arguments are learned (``_fit``). Constructor
-    arguments are hyper-parameters only, checked when they are used; what is learned ends in an underscore. A package offers
-    its own subclass under a name of the entry-point group ``calibrant.calibrators``.
+    PlattScaling(Calibrator, formula=platt_log_probs)``, and says how its arguments are learned (``_fit``). The constructor
+    takes hyper-parameters only, which are checked when they are used; what is learned ends in an underscore.
 
     Attributes:
         label: Name in tables and reports.
         formula: Function ``(logits [..., C], **learned) -> log-probabilities [..., C]``.
         learned: Names of what ``formula`` takes besides the logits, without the underscore.
         also_kept: Names of further attributes saved in files.
-        layer_dtype: Precision of `wrap`. Tables of probabilities need float64, where 1 - 1e-9 is not yet 1.
+        layer_dtype: Precision of `wrap`. Tables of probabilities need float64, in which 1 - 1e-9 is not yet 1.
         preserves_accuracy: Whether the top class of an example never changes.
         takes_samples: Whether logits may be samples ``[S, N, C]``.
         in_auto: Whether `AutoCalibrator` tries it.
-        few_samples_per_class: A fit on fewer examples per class warns, and so does one without any of a class.
-        few_samples: The same for the examples of all classes, of a method that learns nothing for each; 0 if it does.
+        few_samples_per_class: A fit warns if a class has no example, or if there are fewer than this for each class.
+        few_samples: Of a method that learns nothing for each class: a fit on fewer examples in all warns. Else 0.
     """
 
     label: ClassVar[str] = "calibration"
@@ -211,9 +209,8 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
             labels: Class indices ``[N]`` in ``[0, C)``, whole numbers of any type; not with a `Predictions`.
             weights: Sample weights ``[N]``, non-negative; those of the `Predictions` by default.
             ignore_index: Label that marks examples to leave out; not with a `Predictions`, which has left them out.
-            floor: Probability, below 1 / C, to which smaller ones are raised before the fit and wherever the repair is applied.
-                By default none is, unless a label has probability zero, which is infinitely unlikely at any temperature: then
-                the floor is 1 / (N C), and a warning says so.
+            floor: Probability, below 1 / C, to which smaller ones are raised, in the fit and in use. By default there is none,
+                unless a label has probability zero, which no temperature makes possible: then it is 1 / (N C), with a warning.
             X: Scikit-learn's name for ``logits``.
             y: Its name for ``labels``.
             sample_weight: Its name for ``weights``.
@@ -243,7 +240,7 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
             told = f"{wrong} of {len(data)} examples have a label of probability zero"
             warn(f"{where}: {told}. Probabilities below {floor:.3g} are raised to it; `floor` sets another value.")
         self.floor_ = check_floor(floor or 0.0, data.num_classes, where=where)
-        # Hundreds of short steps wait for the slowest thread at each: on two busy cores, a matrix for 5,000 examples of 10
+        # Each of hundreds of short steps waits for the slowest thread: on two busy cores, a matrix for 5,000 examples of 10
         # classes took 13 s with two threads and 0.7 s with one.
         threads = torch.get_num_threads()
         torch.set_num_threads(1 if data.logits.numel() <= _MOST_FOR_ONE_THREAD else threads)
@@ -261,7 +258,7 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
                 known.metadata["rule"](getattr(self, known.name), where=type(self).__name__, name=known.name)
 
     def doubts(self, data: FitData) -> list[str]:
-        """Why a fit on ``data`` may not be trusted, whatever it will find: too few examples, a class without any."""
+        """Why a fit on ``data`` may not be trusted: too few examples, a class without any."""
         fewest = self.few_samples or self.few_samples_per_class * data.num_classes
         found = (data.too_few(fewest, what="this method"), "" if self.few_samples else data.missing_classes)
         return [doubt for doubt in found if doubt]
@@ -271,7 +268,7 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
         return self
 
     def learn(self, data: FitData) -> None:
-        """Fit to checked data; no guard rails."""
+        """Fit to checked data, without further checks of them."""
         for name, value in self._fit(data).items():
             setattr(self, f"{name}_", value)
         self.num_classes_ = data.num_classes
@@ -282,7 +279,7 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
             raise FitError(f"{error} Look at the scale of the logits.") from None
 
     def _check_learned(self) -> None:
-        """Raise ``ValueError`` unless options keep their rules and what was learned turns logits into probabilities."""
+        """Raise ``ValueError`` unless options are as they must be, and what was learned makes probabilities of logits."""
         self.check_params()
         given = torch.eye(10, self.num_classes_, dtype=torch.float64).kron(torch.tensor([[1.0], [1e4], [-1e4]]).double())
         found = self.log_probs(given)
@@ -361,7 +358,7 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
         return self.log_probs(scores)
 
     def log_probs(self, logits: Tensor) -> Tensor:
-        """Apply the repair to checked logits ``[N, C]`` or ``[N, C, ...]``, some rows at a time in float64; no guard rails."""
+        """Apply the repair to checked logits ``[N, C]`` or ``[N, C, ...]``, some rows at a time, in float64."""
         layer, axis = self.as_layer(dtype=torch.float64).to(logits.device), -2 if self.takes_samples else 0
         rows = max(_CACHED_ENTRIES * logits.shape[axis] // max(logits.numel(), 1), 1)
         return torch.cat([layer(part) for part in logits.split(rows, axis)])
@@ -373,20 +370,20 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
     def wrap(self, model: nn.Module, *, dtype: torch.dtype | None = None) -> nn.Module:
         """Return a module that runs ``model`` and calibrates its logits.
 
-        It returns calibrated *log*-probabilities: logits again, whose softmax is their exponential, so that code written
-        for the bare model keeps working. For a binary model with one output, the log-odds of class 1, it returns log-odds.
-        What was learned is in the ``state_dict`` under ``calibration.``.
+        It returns calibrated *log*-probabilities, which are logits too, so code written for the bare model keeps working. For
+        a binary model with one output, the log-odds of class 1, it returns log-odds. What was learned is in the ``state_dict``
+        under ``calibration.``.
 
         Args:
             model: Network that returns logits ``[B, C]`` or ``[B, C, ...]`` (``[B, 1]`` for two classes), alone, first in a
                 tuple, or as the entry or attribute ``logits``, as models of Transformers do.
-            dtype: Precision of what was learned and of the result. By default the result has that of the logits (float32 for
-                half precision), and what was learned is held in float32, or in float64 where it is a table of probabilities;
-                a device without float64 needs ``dtype=torch.float32``.
+            dtype: Precision of what was learned and of the result. By default the result has that of the logits (at least
+                float32), and what was learned float32, or float64 for tables of probabilities; a device without float64 needs
+                ``dtype=torch.float32``.
 
         Returns:
-            The module; it takes the arguments of ``model``, positional and by name, and returns a tensor whatever the model
-            returns. Put it into evaluation mode before use, as any network.
+            The module; it takes the arguments of ``model`` and returns a tensor whatever the model returns. Put it into
+            evaluation mode before use, as any network.
         """
         return WrappedModel(model, self.as_layer(dtype=dtype))
 
@@ -420,7 +417,7 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
 
     @classmethod
     def from_dict(cls, data: Mapping[str, object]) -> Self:
-        """Return the calibrator that `to_dict` described; raise ``ValueError`` if it is another kind than this class."""
+        """Return the calibrator that `to_dict` described; raise ``ValueError`` unless it is of this class."""
         from calibrant.calibrators import CALIBRATORS
 
         where = f"{cls.__name__}.from_dict"
@@ -473,7 +470,7 @@ def _floating(logits: ArrayLike, *, where: str) -> Tensor:
 
 
 class Identity(Calibrator, formula=lambda logits: logits.log_softmax(-1)):
-    """Leaves probabilities as they are: the choice where no repair helps."""
+    """Leaves probabilities as they are, where no repair helps."""
 
     label = "doing nothing"
     preserves_accuracy = True
@@ -487,16 +484,16 @@ class Identity(Calibrator, formula=lambda logits: logits.log_softmax(-1)):
 class CalibrationLayer(nn.Module):
     """Maps logits ``[B, C]`` (or dense ``[B, C, ...]``) to calibrated log-probabilities of the same shape.
 
-    What was learned is held in buffers, so it is part of the ``state_dict`` and follows ``.to(device)``, but no optimiser
-    changes it, and ``.half()`` leaves its precision. Computed in the precision of the buffers, or that of the logits if it is
-    higher. With two classes, one column is the log-odds of class 1, and so is the result.
+    What was learned is in buffers, so it is part of the ``state_dict`` and follows ``.to(device)``; no optimiser changes it,
+    and ``.half()`` leaves its precision. Computed in the precision of the buffers or that of the logits, whichever is higher.
+    With two classes, a single column is the log-odds of class 1, in and out.
     """
 
     def __init__(self, calibrator: Calibrator, *, dtype: torch.dtype | None = None) -> None:
         super().__init__()
         self._formula, self._names, self._num_classes = calibrator.formula, calibrator.learned, calibrator.num_classes_
         self._axis, self._floor = -1 if calibrator.takes_samples else 1, calibrator.floor_
-        # Of the identity nothing can be lost by rounding.
+        # The identity cannot lose the top class by rounding.
         self._keeps_top = calibrator.preserves_accuracy and len(calibrator.learned) > 0
         self._out_dtype = dtype
         for name, value in calibrator.learned_values().items():
@@ -521,7 +518,7 @@ class CalibrationLayer(nn.Module):
         return found.movedim(-1, self._axis).to(self._out_dtype or torch.promote_types(logits.dtype, torch.float32))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move the buffers but keep their precision: in half of it a table of probabilities is no repair any more."""
+        """Move the buffers but keep their precision: in half of it a table of probabilities would repair nothing."""
         super()._apply(lambda value: value.to(fn(value).device), recurse)
         return self
 
@@ -535,11 +532,8 @@ class WrappedModel(nn.Module):
         self.calibration = calibration
 
     def forward(self, inputs: object = None, /, *args: object, **kwargs: object) -> Tensor:
-        """Return calibrated log-probabilities ``[B, C]`` (or ``[B, C, ...]``), for whatever the model is given.
-
-        Of a model that returns more than logits, as those of Transformers do, only the logits are kept.
-        """
-        # The first argument has a name of its own, or `torch.export` would ask for other dynamic shapes than the model's.
+        """Return calibrated log-probabilities ``[B, C]`` (or ``[B, C, ...]``); of other outputs of the model none is kept."""
+        # The first argument has a name, or `torch.export` would ask for other dynamic shapes than the model's.
         given = args if inputs is None and not args else (inputs, *args)
         calibrated: Tensor = self.calibration(find_logits(self.model(*given, **kwargs), where="WrappedModel"))
         return calibrated
@@ -557,7 +551,7 @@ def check_same_classes(fit: Predictions, given: Predictions, *, what: str, of: s
 
 
 def fingerprint(logits: Tensor) -> tuple[int, int]:
-    """Number of rows of ``logits [..., C]`` and a checksum: the same in any order, and in any dtype that holds them exactly."""
+    """Number of rows of ``logits [..., C]`` and a checksum, which their order and an exact dtype do not change."""
     # Adding zero makes -0.0 and 0.0 one number.
     bits = (logits.reshape(-1, logits.shape[-1])[:, :_HASHED_COLUMNS].cpu().double() + 0.0).view(torch.int64)
     odd = torch.randint(2**62, bits.shape[1:], generator=torch.Generator().manual_seed(5), dtype=torch.int64) * 2 + 1
@@ -565,7 +559,7 @@ def fingerprint(logits: Tensor) -> tuple[int, int]:
 
 
 def raise_probs(logits: Tensor, floor: float) -> Tensor:
-    """Log-probabilities of ``logits [..., C]`` with none below that of ``floor``; rows are not scaled to sum to one again."""
+    """Log-probabilities of ``logits [..., C]`` with none below that of ``floor``; rows need not sum to one afterwards."""
     return logits.log_softmax(-1).clamp(min=math.log(floor)) if floor else logits
 
 
@@ -591,8 +585,8 @@ def log_complements(log_probs: Tensor) -> Tensor:
 def keep_top(log_probs: Tensor, logits: Tensor) -> Tensor:
     """Make sure that the top class of ``logits [..., C]`` is that of ``log_probs [..., C]`` even after rounding to float32.
 
-    Where a repair brings classes so near to one another that rounding could swap them, the top one is raised above its rival
-    by `_MARGIN` and the row scaled to sum to one again. Classes that tie in the logits may tie.
+    Where classes come so near to one another that rounding could swap them, the top one is raised above its rival by `_MARGIN`
+    and the row scaled to sum to one. Classes that tie in the logits may tie.
     """
     top = logits.argmax(-1, keepdim=True)
     leads = logits.gather(-1, top) > logits.scatter(-1, top, -torch.inf).amax(-1, keepdim=True)

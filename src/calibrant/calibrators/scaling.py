@@ -42,25 +42,25 @@ __all__ = [
     "VectorScaling",
 ]
 
-# Smallest and largest temperature, by default; other fits, for which T is only a scale, start within them.
+# Smallest and largest temperature, by default.
 BOUNDS = (1e-3, 1e5)
 # Relative error of the temperature.
 _TOLERANCE = 1e-12
-# A first estimate is found on this many entries; on all of them the search then begins within this factor (as a logarithm).
+# A first estimate comes from this many entries; on all of them the search begins within this factor of it (as a logarithm).
 _FIRST_ENTRIES, _NEAR = 1_000_000, 0.1
 # The grid of the published code of Mukhoti et al., NeurIPS 2020.
 _GRID = tuple(k / 10 for k in range(1, 101))
-# Below this many classes the bias of attended temperature scaling is half of the temperature and more.
+# With fewer classes the bias of attended temperature scaling is half of the temperature and more.
 _FEWEST_CLASSES = 10
-# A bias moves a logit by itself, an off-diagonal entry by itself times another logit, of size ten or so.
+# A bias moves a logit by itself, an off-diagonal entry by itself times another logit, which is about ten.
 _BIAS_SPREAD = 10.0
-# Steps of L-BFGS for every spread that is tried, and how much a step must improve: comparing them needs few digits.
+# Steps of L-BFGS for every spread that is tried, and how much a step must improve; few digits are enough to compare them.
 _PATH_STEPS, _PATH_TOLERANCE = 20, 1e-6
-# Entries of W over which those steps are stretched: with 1,000 classes there are five.
+# Entries of W for all these steps: with 1,000 classes there are five steps.
 _PATH_ENTRIES = 5_000_000
-# Entries [K, N] of one round of regressions: with so few they stay in the cache, and few classes wait for the slowest.
+# Entries [K, N] of one round of regressions, which stay in the cache; and few classes wait for the slowest.
 _ROUND_ENTRIES = 100_000
-# Keeps Newton's equations solvable where features do not vary; far too weak to be seen in the result.
+# Keeps Newton's equations solvable where features do not vary; too weak to be seen in the result.
 _FAINT = 1e-9
 _MOST_STEPS = 100
 
@@ -95,8 +95,8 @@ def nll_slope(data: FitData, beta: float) -> float:
 def find_temperature(data: FitData, *, bounds: tuple[float, float] = BOUNDS) -> tuple[float, bool]:
     """Return the temperature of least NLL within ``bounds``, and whether it is one of the bounds.
 
-    It is the root of the NLL's derivative, found in the logarithm of the inverse temperature by Brent's method, which never
-    leaves its bracket. Where every label has the top logit, the slope falls to the smallest bound.
+    It is the root of the NLL's derivative, found in the logarithm of the inverse temperature by Brent's method. If every label
+    has the top logit, it is the smaller bound.
     """
 
     @cache
@@ -118,7 +118,7 @@ def find_temperature(data: FitData, *, bounds: tuple[float, float] = BOUNDS) -> 
 def least_in_log(loss: Callable[[float], float], *, bounds: tuple[float, float]) -> tuple[float, bool]:
     """Return the positive number of least ``loss`` within ``bounds``, and whether it is one of the bounds.
 
-    The loss need not be convex: the whole range is looked at coarsely first, twice for every factor of e, then the best place
+    The loss need not be convex: the whole range is searched coarsely, at two places for every factor of e, then the best place
     finely.
 
     Example:
@@ -132,7 +132,7 @@ def least_in_log(loss: Callable[[float], float], *, bounds: tuple[float, float])
     best = int(np.nanargmin(values))
     around = (grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)])
     found = minimize_scalar(lambda at: loss(math.exp(at)), bounds=around, method="bounded", options={"xatol": 1e-9})
-    # Where the loss is flat down to a bound, as by rounding, the bound it is.
+    # Where rounding makes the loss flat down to a bound, it is the bound.
     at = float(found.x) if found.fun < values[best] else float(grid[best])
     edge = [bound for bound, end in zip(bounds, (low, high), strict=True) if abs(at - end) < 1e-4]
     return (edge[0], True) if edge else (math.exp(at), False)
@@ -140,7 +140,7 @@ def least_in_log(loss: Callable[[float], float], *, bounds: tuple[float, float])
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class _TemperatureMethod(Calibrator, formula=temperature_log_probs):
-    """What calibrators that learn a temperature share: its bounds, and the warning that it ended at one."""
+    """What calibrators that learn a temperature share: its bounds, and a warning if it ends at one."""
 
     bounds: tuple[float, float] = option(BOUNDS, check_ascending, count=2)
 
@@ -170,14 +170,14 @@ class _TemperatureMethod(Calibrator, formula=temperature_log_probs):
 class TemperatureScaling(_TemperatureMethod):
     r"""Divides all logits by one learned temperature T: :math:`q = \mathrm{softmax}(z / T)`.
 
-    With ``objective="nll"`` T is the minimiser of the negative log-likelihood, which is convex in 1/T, found to a relative
-    1e-8. With ``objective="ece"`` it is the one of least ECE on the grid 0.1, 0.2, ..., 10, as in the code published with
-    Mukhoti et al. (NeurIPS 2020); that depends on the binning and is there to reproduce published numbers.
+    With ``objective="nll"`` T minimises the negative log-likelihood, which is convex in 1/T. With ``objective="ece"`` it is the
+    one of least ECE on the grid 0.1, 0.2, ..., 10, as in the code published with Mukhoti et al. (NeurIPS 2020); that depends
+    on the binning and is there to reproduce published numbers.
 
     Args:
         objective: "nll" or "ece".
-        bounds: Smallest and largest T; a fit that ends at one warns. If every prediction is right no T is best: the
-            NLL falls towards the smallest.
+        bounds: Smallest and largest T; a fit that ends at one warns. If every prediction is right, the NLL falls towards the
+            smallest T.
         n_bins: Bins of the ECE, for ``objective="ece"``.
 
     Attributes:
@@ -214,8 +214,8 @@ class TemperatureScaling(_TemperatureMethod):
 def attended_nll(data: FitData, temperature: float, *, threshold: float) -> float:
     r"""The attended negative log-likelihood, summed, at a temperature.
 
-    Besides the label, an example is counted for every other class k that is its top class or whose probability at T = 1
-    exceeds the threshold, as if drawn from it:
+    Besides its label, an example counts for every other class k that is its top class or whose probability at T = 1 exceeds
+    the threshold, as if drawn from it:
 
     .. math:: L(T) = -\sum_i w_i \Bigl[ \log q_{i y_i} + \sum_{k \in A_i} \log \frac{q_{ik}^2}{1 - q_{ik}} \Bigr],
         \qquad q_i = \mathrm{softmax}(z_i / T)
@@ -241,11 +241,11 @@ def attended_nll(data: FitData, temperature: float, *, threshold: float) -> floa
 class AttendedTemperatureScaling(_TemperatureMethod):
     """Divides all logits by a temperature found from labels and from the other likely classes of every example.
 
-    The extra terms make the estimate vary less from one small fit set to the next, and depend less on single wrong labels;
-    the price is a bias that no number of examples removes. At a true temperature of 2 it is near 4 with 2 classes, 3.0 with 5,
-    2.5 with 10, 1.6 with 100; and it grows fast below the threshold of 0.01. Prefer `TemperatureScaling`; with 10 classes or
-    more, fewer than some hundred examples and labels that may be wrong, compare the two. A fit on fewer classes warns. The
-    objective is that of the authors' released code.
+    The extra terms make the estimate vary less from one small fit set to the next, and depend less on single wrong labels. The
+    price is a bias that no number of examples removes: a true temperature of 2 becomes 4 with 2 classes, 3.0 with 5, 2.5 with
+    10, 1.6 with 100; and more below the threshold of 0.01. Prefer `TemperatureScaling`; with 10 classes or more, fewer than
+    some hundred examples and labels that may be wrong, compare the two. A fit on fewer classes warns. The objective is that of
+    the authors' released code.
 
     Args:
         threshold: Classes other than the label count if their probability exceeds this.
@@ -265,7 +265,7 @@ class AttendedTemperatureScaling(_TemperatureMethod):
     few_samples = 20
 
     def doubts(self, data: FitData) -> list[str]:
-        """Why a fit on ``data`` may not be trusted: too few examples, or too few classes."""
+        """As of every calibrator; and that there are too few classes."""
         few = [f"its temperature is far too high with fewer than {_FEWEST_CLASSES} classes. Use temperature scaling."]
         return super().doubts(data) + few * (data.num_classes < _FEWEST_CLASSES)
 
@@ -291,8 +291,8 @@ class MonteCarloTemperatureScaling(_TemperatureMethod, formula=monte_carlo_log_p
 
     .. math:: q = \frac1S \sum_{s=1}^{S} \mathrm{softmax}(z_s / T)
 
-    Averaging makes a model less confident, so the best T differs from that of a single sample. It is found by least NLL of the
-    average, which need not be convex: the whole range is searched.
+    Averaging makes a model less confident, so the best T differs from that of a single sample. It is the one of least NLL of
+    the average; the whole range is searched.
 
     Logits are ``[S, N, C]``, S samples (dropout passes, members of an ensemble) of N examples; ``[N, C]`` counts as one sample.
     Probabilities come back as ``[N, C]``. The top class of an average can depend on T, so predictions may change.
@@ -335,8 +335,6 @@ def ensemble_log_probs(logits: Tensor, temperature: Tensor | float, mixture: Ten
 def find_mixture(log_parts: Tensor, weights: Tensor) -> Tensor:
     """Return the mixture weights ``[P]`` of least NLL, from the log-probability of the label under each part ``[N, P]``.
 
-    The NLL is convex in them.
-
     Example:
         >>> log_parts = torch.tensor([[0.0, -9.0], [0.0, -9.0], [-9.0, 0.0]], dtype=torch.float64)
         >>> find_mixture(log_parts, torch.ones(3, dtype=torch.float64))
@@ -350,7 +348,7 @@ def find_mixture(log_parts: Tensor, weights: Tensor) -> Tensor:
         mean = np.maximum(ratio @ mixture, 1e-300)
         return float(mixture.sum() - share @ np.log(mean)), 1 - (share / mean) @ ratio
 
-    # With the sum of the weights added to the loss, the best ones sum to one by themselves.
+    # Since the loss adds the sum of the weights, the best ones sum to one by themselves.
     start = np.full(ratio.shape[1], 1 / ratio.shape[1])
     found = minimize(loss, start, jac=True, bounds=[(0, 1)] * len(start), options={"ftol": 1e-14, "gtol": 1e-10}).x
     return torch.from_numpy(found / found.sum())
@@ -440,7 +438,7 @@ def split_parameters(parameters: Vector, precision: Tensor) -> tuple[Tensor, Ten
 def fit_affine(
     data: FitData, precision: Tensor, bias_precision: float, *, max_iter: int, tolerance: float, start: Vector | None = None
 ) -> Vector:
-    """Return A and b of least loss, by L-BFGS, until a step improves the loss by less than ``tolerance`` of it."""
+    """Return A and b of least loss by L-BFGS, which stops when a step improves the loss by less than ``tolerance`` of it."""
     options = {"maxiter": max_iter, "ftol": tolerance, "gtol": 1e-7, "maxcor": 10}
     start = np.zeros(precision.numel() + len(precision)) if start is None else start
     given = (data, precision, bias_precision)
@@ -462,7 +460,7 @@ class VectorScaling(_AffineCalibrator):
     r"""Scales and shifts the logit of every class: :math:`q = \mathrm{softmax}(w \odot z + b)`, by least NLL.
 
     The search starts from temperature scaling and is held near it by a weak prior: factors (relative to 1/T) and biases are
-    normal with variance 1 / ``ridge``. Without one, a class that has no example, or that is always right, has no finite best.
+    normal with variance 1 / ``ridge``. Without it nothing finite is best for a class without examples, or always right.
 
     Args:
         ridge: Strength of the prior, in examples; the data outweighs it soon.
@@ -526,7 +524,7 @@ class MatrixScaling(_AffineCalibrator):
     also_kept = ("spread",)
 
     def doubts(self, data: FitData) -> list[str]:
-        """Why a fit on ``data`` may not be trusted: also where its numbers are more than ten times the examples."""
+        """As of every calibrator; and that there are more than ten numbers to learn for each example."""
         few = data.too_few(data.num_classes**2 // 10, what=f"a matrix of {data.num_classes**2} numbers")
         return super().doubts(data) + ([few] if few else [])
 
@@ -570,8 +568,8 @@ class MatrixScaling(_AffineCalibrator):
 class DirichletCalibration(MatrixScaling, formula=dirichlet_log_probs):
     r"""Maps log-probabilities by a matrix and a bias: :math:`q = \mathrm{softmax}(W \log p + b)`, with ODIR penalties.
 
-    As `MatrixScaling`, with its arguments and attributes, on the log-probabilities :math:`\log p` instead of the logits, so
-    that a shift of all logits of an example changes nothing.
+    As `MatrixScaling`, with its arguments and attributes, but on log-probabilities, so that a shift of all logits of an example
+    changes nothing.
 
     Reference:
         Kull et al., NeurIPS 2019.
@@ -609,7 +607,7 @@ def fit_logistic(features: Tensor, answers: Tensor, weights: Tensor, *, strength
 
     with features F ``[K, N, P]``, answers t ``[K, N]``, weights w ``[N]``, strength r and centre c ``[K, P]``.
     """
-    # Features of order one, and examples last, where memory is read in one stride.
+    # Features of order one, and examples last, so that memory is read in one stride.
     unit = features.abs().amax(1).clamp(min=1e-12)
     across = (features / unit.unsqueeze(1)).transpose(1, 2).contiguous()
     ridge, centre = strength / unit**2 + _FAINT, centre * unit
@@ -632,7 +630,7 @@ def fit_logistic(features: Tensor, answers: Tensor, weights: Tensor, *, strength
             found, score = loss(theta - step)
         theta = theta - step
         last, value = value, found
-        # A second small gain in a row is not awaited: Newton's error is squared by every step.
+        # One small gain is enough: every step squares Newton's error.
         if bool((last - value <= 1e-12 * (1 + value.abs())).all()):
             break
     return theta / unit
@@ -640,7 +638,7 @@ def fit_logistic(features: Tensor, answers: Tensor, weights: Tensor, *, strength
 
 class _SigmoidCalibrator(Calibrator):
     def _fit(self, data: FitData) -> Mapping[str, Learned]:
-        """Fit every class that asks, some at a time, to its features and an intercept: ``[K, P + 1]``."""
+        """Fit the features and an intercept of every class (of two only the second), some classes at a time."""
         log_probs = floor_logits(data.logits.double()).log_softmax(-1)
         features = (*self._features(log_probs, -log_complements(log_probs)), torch.ones_like(log_probs))
         classes = torch.arange(1 if data.num_classes == 2 else 0, data.num_classes)
@@ -689,8 +687,8 @@ class BetaCalibration(_SigmoidCalibrator, formula=beta_log_probs):
 
     .. math:: q_k \propto \sigma\bigl(a_k \log p_k - b_k \log(1 - p_k) + c_k\bigr), \qquad p = \mathrm{softmax}(z)
 
-    The two coefficients must not be negative: where one comes out so, the curve is fitted again without it. A weak prior around
-    the identity (a = b = 1, c = 0, variance 1 / ``ridge``) keeps the fit finite where a class is separable or absent.
+    If a or b comes out negative, the curve is fitted again without it. A weak prior around the identity (a = b = 1, c = 0,
+    variance 1 / ``ridge``) keeps the fit finite where a class is separable or absent.
 
     Args:
         ridge: Strength of the prior, in examples.
