@@ -26,7 +26,7 @@ from calibrant.core.binning import (
 )
 from calibrant.core.checks import ArrayLike, check_count, check_share, to_tensor
 from calibrant.core.records import Bins, Predictions, as_predictions, both_classes
-from calibrant.metrics.conventions import bin_rule, binned_error, mean_over_classes
+from calibrant.metrics.conventions import bin_rule, error_by_convention, mean_over_classes
 
 __all__ = [
     "adaptive_calibration_error",
@@ -89,9 +89,11 @@ def expected_calibration_error(
     Reference:
         Naeini, Cooper and Hauskrecht, AAAI 2015; edges as in Guo et al., ICML 2017.
     """
-    return binned_error(
-        probs, labels, "expected", n_bins=n_bins, p=p, convention=convention, weights=weights, ignore_index=ignore_index
-    )
+    where = "expected_calibration_error"
+    given = as_predictions(probs, labels, where=where, n_bins=n_bins, p=p, weights=weights, ignore_index=ignore_index)
+    if convention is not None:
+        return error_by_convention(given, "expected", convention, n_bins=n_bins, p=p)
+    return norm_of_bins(equal_width_bins(top_label(given, where=where), n_bins=n_bins), p=p)
 
 
 def maximum_calibration_error(
@@ -131,7 +133,7 @@ def maximum_calibration_error(
         return _largest_gap(top_label(given, where=where), n_bins=n_bins, min_count=min_count, where=where)
     if min_count != 1:
         raise ValueError(f"{where}: `min_count` must be 1 with a `convention`, got {min_count!r}.")
-    return binned_error(given, None, "maximum", n_bins=n_bins, convention=convention)
+    return error_by_convention(given, "maximum", convention, n_bins=n_bins)
 
 
 def average_calibration_error(
@@ -150,10 +152,7 @@ def average_calibration_error(
     with the bins of `expected_calibration_error`. Every bin counts the same, however few examples it holds. Some libraries
     call this "ACE", a name also used for `adaptive_calibration_error` and for `nixon_adaptive_calibration_error`.
 
-    The arguments are those of `expected_calibration_error`.
-
-    Returns:
-        Scalar ``[]`` in ``[0, 1]``, float64; 0 is best.
+    Arguments and result are those of `expected_calibration_error`.
 
     Example:
         >>> probs = torch.tensor([[0.9, 0.1], [0.4, 0.6]], dtype=torch.float64)
@@ -163,9 +162,12 @@ def average_calibration_error(
     Reference:
         Neumann, Zisserman and Vedaldi, NeurIPS MLITS workshop 2018.
     """
-    return binned_error(
-        probs, labels, "average", n_bins=n_bins, convention=convention, weights=weights, ignore_index=ignore_index
-    )
+    where = "average_calibration_error"
+    given = as_predictions(probs, labels, where=where, n_bins=n_bins, weights=weights, ignore_index=ignore_index)
+    if convention is not None:
+        return error_by_convention(given, "average", convention, n_bins=n_bins)
+    bins = equal_width_bins(top_label(given, where=where), n_bins=n_bins)
+    return bins.gap[bins.count > 0].abs().mean()
 
 
 def adaptive_calibration_error(
@@ -188,10 +190,7 @@ def adaptive_calibration_error(
     samples; sources that cut at interpolated confidences instead are available as ``convention``. This is the top-label
     quantity that papers after Mukhoti et al. report as "ACE" or "AdaECE"; Nixon's is `nixon_adaptive_calibration_error`.
 
-    The arguments are those of `expected_calibration_error`; with weights, bins hold equal weight.
-
-    Returns:
-        Scalar ``[]`` in ``[0, 1]``, float64; 0 is best.
+    Arguments and result are those of `expected_calibration_error`; with weights, bins hold equal weight.
 
     Example:
         >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.4, 0.6], [0.3, 0.7]], dtype=torch.float64)
@@ -201,9 +200,11 @@ def adaptive_calibration_error(
     Reference:
         Mukhoti et al., NeurIPS 2020; equal-mass bins as in Nguyen and O'Connor, EMNLP 2015.
     """
-    return binned_error(
-        probs, labels, "adaptive", n_bins=n_bins, p=p, convention=convention, weights=weights, ignore_index=ignore_index
-    )
+    where = "adaptive_calibration_error"
+    given = as_predictions(probs, labels, where=where, n_bins=n_bins, p=p, weights=weights, ignore_index=ignore_index)
+    if convention is not None:
+        return error_by_convention(given, "adaptive", convention, n_bins=n_bins, p=p)
+    return norm_of_bins(equal_mass_bins(top_label(given, where=where), n_bins=n_bins), p=p)
 
 
 def debiased_calibration_error(
@@ -224,10 +225,7 @@ def debiased_calibration_error(
     before it is clipped. With weights :math:`v_i`, :math:`n_m` is the effective number
     :math:`(\sum_i v_i)^2 / \sum_i v_i^2` of the bin. A bin of fewer than two examples counts zero.
 
-    The arguments are those of `expected_calibration_error`.
-
-    Returns:
-        Scalar ``[]`` in ``[0, 1]``, float64; 0 is best.
+    Arguments and result are those of `expected_calibration_error`.
 
     Example:
         >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.4, 0.6], [0.3, 0.7]], dtype=torch.float64)
@@ -262,10 +260,7 @@ def sweep_calibration_error(
     M' \le M\}`: bins are added as long as their accuracies rise with confidence. The value is
     `adaptive_calibration_error` with :math:`M^*` bins.
 
-    The arguments are those of `expected_calibration_error`; the paper's experiments use ``p=2``.
-
-    Returns:
-        Scalar ``[]`` in ``[0, 1]``, float64; 0 is best.
+    Arguments and result are those of `expected_calibration_error`; the paper's experiments use ``p=2``.
 
     Example:
         >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.4, 0.6], [0.3, 0.7]], dtype=torch.float64)
@@ -292,10 +287,7 @@ def kolmogorov_smirnov_error(
 
     with confidence :math:`c_i` and correctness :math:`a_i`. Tied confidences enter together.
 
-    The arguments are those of `expected_calibration_error`.
-
-    Returns:
-        Scalar ``[]`` in ``[0, 1]``, float64; 0 is best.
+    Arguments and result are those of `expected_calibration_error`.
 
     Example:
         >>> probs = torch.tensor([[0.9, 0.1], [0.4, 0.6]], dtype=torch.float64)
@@ -424,10 +416,7 @@ def binary_adaptive_calibration_error(
 
     Examples are sorted by the probability of the positive class and divided as in `adaptive_calibration_error`, ties shared.
 
-    The arguments are those of `binary_expected_calibration_error`; with weights, bins hold equal weight.
-
-    Returns:
-        Scalar ``[]`` in ``[0, 1]``, float64; 0 is best.
+    Arguments and result are those of `binary_expected_calibration_error`; with weights, bins hold equal weight.
 
     Example:
         >>> binary_adaptive_calibration_error([0.1, 0.3, 0.8, 1.0], [0, 1, 1, 1], n_bins=2)
@@ -487,10 +476,7 @@ def classwise_calibration_error(
     :math:`w_{km}` their share of all examples. C is the number of columns of ``probs``, whether or not every class occurs.
     ``p=inf`` is the largest gap of all. Also called static calibration error (SCE) and cw-ECE.
 
-    The arguments are those of `expected_calibration_error`, with M bins for every class.
-
-    Returns:
-        Scalar ``[]`` in ``[0, 1]``, float64; 0 is best.
+    Arguments and result are those of `expected_calibration_error`, with M bins for every class.
 
     Example:
         >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2]], dtype=torch.float64)
@@ -503,7 +489,7 @@ def classwise_calibration_error(
     where = "classwise_calibration_error"
     given = as_predictions(probs, labels, where=where, n_bins=n_bins, p=p, weights=weights, ignore_index=ignore_index)
     if convention is not None:
-        return binned_error(given, None, "classwise", n_bins=n_bins, p=p, convention=convention)
+        return error_by_convention(given, "classwise", convention, n_bins=n_bins, p=p)
     return mean_over_classes(class_calibration_errors(given, n_bins=n_bins, p=p), p)
 
 
@@ -557,10 +543,7 @@ def nixon_adaptive_calibration_error(
     mean of their :math:`p_{ik}` and :math:`\bar y_{kr}` the share of them labelled k. Every range counts the same; ranges
     left empty (N < R) are not averaged over. Tied probabilities are shared as in `adaptive_calibration_error`.
 
-    The arguments are those of `classwise_calibration_error`; ``n_bins`` is the number of ranges R per class.
-
-    Returns:
-        Scalar ``[]`` in ``[0, 1]``, float64; 0 is best.
+    Arguments and result are those of `classwise_calibration_error`; ``n_bins`` is the number of ranges R per class.
 
     Example:
         >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2]], dtype=torch.float64)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -69,42 +69,29 @@ class Convention:
         return self.rules.get(kind) or (self.rules["expected"] if kind in ("maximum", "average") else None)
 
 
-def binned_error(
-    probs: ArrayLike | Predictions,
-    labels: ArrayLike | None,
-    kind: ErrorKind,
-    *,
-    n_bins: int,
-    p: float = 1,
-    convention: str | None = None,
-    **more: Any,
-) -> Tensor:
-    """Calibration error over our own bins, or over those of the named source; ``more`` as `as_predictions` takes it.
+def error_by_convention(given: Predictions, kind: ErrorKind, convention: str, *, n_bins: int, p: float = 1) -> Tensor:
+    """Calibration error ``[]`` over the bins of the named source.
 
-    Returns:
-        Scalar ``[]``. Raises ``ValueError`` if there is no such convention, if its source has no such metric, or if weights are
-        given, which no source takes.
+    Raises ``ValueError`` if there is no such convention, if its source has no such metric, or if there are weights, which no
+    source takes.
     """
-    where = f"{kind}_calibration_error"
-    given = as_predictions(probs, labels, where=where, n_bins=n_bins, p=p, **more)
-    chosen = _OWN if convention is None else lookup(CONVENTIONS, convention, kind="convention")
-    if convention is not None and given.weights is not None:
+    where, chosen = f"{kind}_calibration_error", lookup(CONVENTIONS, convention, kind="convention")
+    if given.weights is not None:
         raise ValueError(f"{where}: `weights` must be None with a `convention`, got {list(given.weights.shape)}.")
     rule = chosen.rule_of(kind)
     if rule is None:
         having = ", ".join(name for name, entry in CONVENTIONS.items() if entry.rule_of(kind))
         raise ValueError(f"{where}: `convention` must be one that has this metric, got {convention!r}. These do: {having}.")
+    # A source divides by the number of examples, also of those that are in none of its bins.
     if kind == "classwise":
         classes = range(int(given.labels.max()) + 1 if chosen.labels_name_classes else given.num_classes)
         columns = [one_vs_rest(given.probs, given.labels, index=k) for k in classes]
         errors = [norm_of_bins(rule(column, n_bins), p=p, total=len(given)) for column in columns]
         return mean_over_classes(torch.stack(errors), p)
-    top = chosen.reduce(given)
-    bins = rule(top, n_bins)
+    bins = rule(chosen.reduce(given), n_bins)
     if kind == "average":
         return bins.gap[bins.count > 0].abs().mean()
-    # A source divides by the number of examples, also of those that are in none of its bins.
-    return norm_of_bins(bins, p=math.inf if kind == "maximum" else p, total=None if convention is None else len(top))
+    return norm_of_bins(bins, p=math.inf if kind == "maximum" else p, total=len(given))
 
 
 def mean_over_classes(errors: Tensor, p: float) -> Tensor:
@@ -206,7 +193,7 @@ def explain(
     kind: ErrorKind = "expected" if binning == "width" else "adaptive"
     held = bins.count[bins.count > 0]
     others = {
-        name: None if given.weights is not None else float(binned_error(given, None, kind, n_bins=n_bins, p=p, convention=name))
+        name: None if given.weights is not None else float(error_by_convention(given, kind, name, n_bins=n_bins, p=p))
         for name, entry in CONVENTIONS.items()
         if entry.rule_of(kind)
     }
@@ -335,14 +322,6 @@ def _linspace(end: float, number: int) -> Tensor:
 _guo_width = _rule(lambda top, n_bins: _compared(torch.linspace(0, 1, n_bins + 1), top.dtype), closed="right")
 _kumar_width = _rule(
     lambda _, n_bins: torch.cat([_BELOW, torch.arange(1, n_bins + 1, dtype=torch.float64) / n_bins]), closed="right"
-)
-_OWN = Convention(
-    "calibrant",
-    "(lo, hi], edges k/M in the precision of the input; 0 in the first and 1 in the last",
-    {
-        "expected": lambda top, n_bins: equal_width_bins(top, n_bins=n_bins),
-        "adaptive": lambda top, n_bins: equal_mass_bins(top, n_bins=n_bins),
-    },
 )
 CONVENTIONS: Mapping[str, Convention] = MappingProxyType(
     {

@@ -117,11 +117,8 @@ def smooth_calibration_error(
     that saturated predictions weigh too little (0.136 instead of 0.104 on an over-confident model with 58 % of its
     confidences above 0.999). Below that point the two agree to rounding.
 
-    The arguments are those of `smooth_expected_calibration_error`, but for ``bandwidth``, a fixed :math:`\sigma` of at least
-    1e-5 in its stead, and ``convention``, "grid" or "relplot".
-
-    Returns:
-        Scalar ``[]`` in ``[0, 1]``, float64; 0 is best.
+    Arguments and result are those of `smooth_expected_calibration_error`, but for ``bandwidth``, a fixed :math:`\sigma` of at
+    least 1e-5 in its stead, and ``convention``, "grid" or "relplot".
 
     Example:
         >>> probs = torch.tensor([[0.9, 0.1], [0.7, 0.3]], dtype=torch.float64)
@@ -211,10 +208,7 @@ def maximum_mean_calibration_error(
     :math:`1/\sqrt N`. Some published code returns the square, without the root. With weights :math:`w` a pair counts
     :math:`w_i w_j / (\sum_k w_k)^2` instead of :math:`1/N^2`. The kernel factorises after a sort: O(N log N) time.
 
-    The other arguments are those of `smooth_expected_calibration_error`.
-
-    Returns:
-        Scalar ``[]`` in ``[0, 1]``, float64; 0 is best.
+    Other arguments and result are those of `smooth_expected_calibration_error`.
 
     Example:
         >>> probs = torch.tensor([[0.9, 0.1], [0.1, 0.9]], dtype=torch.float64)

@@ -34,7 +34,6 @@ from calibrant.core.binning import (
 )
 from calibrant.core.checks import MOST_BINS, ArrayLike, check_count
 from calibrant.core.records import BinSweep, IfCalibrated, Predictions, as_predictions
-from calibrant.metrics.conventions import binned_error
 
 __all__ = ["bin_sweep", "if_calibrated", "null_distribution"]
 
@@ -338,7 +337,8 @@ def if_calibrated(
     """
     given = as_predictions(probs, labels, where="if_calibrated", n_bins=n_bins, weights=weights)
     drawn = null_distribution(given, n_bins=n_bins, n_resamples=n_resamples, seed=seed)
-    return compare_with_null(float(binned_error(given, None, "expected", n_bins=n_bins)), drawn)
+    bins = equal_width_bins(top_label(given, where="if_calibrated"), n_bins=n_bins)
+    return compare_with_null(float(norm_of_bins(bins)), drawn)
 
 
 def bin_sweep(

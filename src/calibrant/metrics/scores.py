@@ -115,10 +115,7 @@ def error_rate(
 
     Where several classes tie for the top, the first one is the prediction.
 
-    The arguments are those of `negative_log_likelihood`.
-
-    Returns:
-        Scalar ``[]`` in ``[0, 1]``, float64; 0 is best.
+    The arguments are those of `negative_log_likelihood`; the result is in ``[0, 1]``, and 0 is best.
 
     Example:
         >>> probs = torch.tensor([[0.9, 0.1], [0.2, 0.8]], dtype=torch.float64)
