@@ -96,7 +96,7 @@ def test_grid_draws_records_over_the_bins_that_they_keep(browser: Any, tmp_path:
     with opened_page(browser, file) as page:
         assert drawn_accuracies(page, "grid") == pytest.approx(expected_accuracies(test, 15), abs=1e-4)
         page.locator("#grid-bins").fill(str(STOPS.index(20)))
-        sync_api.expect(page.locator("#grid")).to_contain_text("Without predictions it is known over 15 bins only.")
+        sync_api.expect(page.locator("#grid")).to_contain_text("Without predictions, only 15 bins are known.")
 
 
 def test_predictions_of_unknown_network_are_drawn_beside_the_runs_of_the_first(browser: Any, tmp_path: Path) -> None:

@@ -183,7 +183,7 @@ app = typer.Typer(
 )
 _GROUP: dict[str, Any] = {"callback": _show_help, "invoke_without_command": True, "rich_markup_mode": None}
 data_app = typer.Typer(help="List data sets and download them.", **_GROUP)
-results_app = typer.Typer(help="Keep results of finished runs as small records, and make a page of them.", **_GROUP)
+results_app = typer.Typer(help="Keep results of finished runs as small records and make a page of them.", **_GROUP)
 
 
 @app.command(cls=Command)
@@ -191,7 +191,7 @@ results_app = typer.Typer(help="Keep results of finished runs as small records, 
 def measure(
     files: Annotated[
         list[str],
-        typer.Argument(metavar="FILE", help="Predictions: a file, or many as one: a folder, 'parts/*.parquet', s3://… too."),
+        typer.Argument(metavar="FILE", help="A file of predictions, or many as one: a folder, 'parts/*.parquet', s3://…"),
     ],
     as_json: AsJson = False,
     by_class: Annotated[bool, typer.Option("--by-class", help="Show every class, worst first.")] = False,
@@ -236,7 +236,7 @@ def predict(
 ) -> None:
     """Predict new images, which need no labels, with a trained run.
 
-    They are resized and normalised as those it was trained on. Prints the class and its probability for the first twenty.
+    Images are resized and normalised like the training images. Prints class and probability of the first twenty.
     """
 
 
@@ -246,35 +246,37 @@ def repair(
     fit: Annotated[Path, typer.Argument(metavar="VAL", help="Predictions to fit on; not those of the test set.")],
     file: Annotated[Path, typer.Argument(metavar="TEST", help="Predictions to repair.")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="Where to write the repaired predictions.")],
-    method: Annotated[str, typer.Option(metavar="NAME", help="Calibrator, of those below; auto chooses one.")] = "auto",
+    method: Annotated[str, typer.Option(metavar="NAME", help="One of the calibrators below; auto chooses.")] = "auto",
     calibrator: Annotated[
         Path | None,
         typer.Option(
-            "--save-calibrator", "--calibrator", metavar="FILE", help="Where to write what was fitted: .json or .onnx."
+            "--save-calibrator", "--calibrator", metavar="FILE", help="Where to save the fitted calibrator: .json or .onnx."
         ),
     ] = None,
     floor: Annotated[
-        float | None, typer.Option(min=0.0, metavar="P", help="Raise smaller probabilities to this one before the fit.")
+        float | None, typer.Option(min=0.0, metavar="P", help="Raise smaller probabilities to P before the fit.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Repair predictions: fit a calibrator on VAL, apply it to TEST.
 
-    Prints what was measured before and after, with 95% intervals, and the paired test of the difference.
+    Prints the scores before and after, with 95% intervals and a paired test of the difference.
     """
 
 
 @app.command(cls=Command, short_help="Apply a saved calibrator to new predictions.")
 @runs("repair:apply_calibrator", "prob_column", "label_column")
 def apply(
-    calibrator: Annotated[Path, typer.Argument(metavar="CALIBRATOR", help="What `repair --save-calibrator` wrote (.json).")],
+    calibrator: Annotated[
+        Path, typer.Argument(metavar="CALIBRATOR", help="Calibrator saved by `repair --save-calibrator` (.json).")
+    ],
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Predictions, with or without labels.")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="Where to write the calibrated predictions.")],
 ) -> None:
     """Apply a saved calibrator to new predictions, which need no labels."""
 
 
-@app.command(cls=Command, short_help="Write one HTML page of predictions, or of runs.")
+@app.command(cls=Command, short_help="Write one HTML page about predictions or runs.")
 @runs("repair:write_report", *_MEASURING)
 def report(
     out: Annotated[Path, typer.Option(metavar="FILE.html", help="Where to write the page.")],
@@ -283,17 +285,17 @@ def report(
     runs: Annotated[
         list[Path] | None, typer.Option("--run", metavar="FOLDER", help="A run, or a folder of runs; may be repeated.")
     ] = None,
-    method: Annotated[str, typer.Option(metavar="NAME", help="Calibrator, of those below; auto tries all.")] = "auto",
+    method: Annotated[str, typer.Option(metavar="NAME", help="One of the calibrators below; auto tries all.")] = "auto",
     title: Annotated[str | None, typer.Option(metavar="TEXT", help="Title of the page.")] = None,
 ) -> None:
-    """Write a report: one HTML file that opens anywhere, without network.
+    """Write a report: one HTML file that opens anywhere, without a network.
 
-    A verdict in plain words, the reliability diagram for any number of bins, classes, every metric with its interval; with
-    --fit what calibrators would bring, with --run the learning curves and the comparison of runs.
+    It has a verdict in plain words, the reliability diagram for any number of bins, and every metric with its interval.
+    --fit adds what calibrators would do, --run learning curves and a comparison of runs.
     """
 
 
-@app.command(cls=Command, short_help="Find confidence thresholds with a guaranteed error.")
+@app.command(cls=Command, short_help="Find confidence thresholds that guarantee an error.")
 @runs("repair:decide", *_READING)
 def decide(
     fit: Annotated[Path, typer.Argument(metavar="VAL", help="Predictions to learn on; not those of the test set.")],
@@ -304,55 +306,62 @@ def decide(
     delta: Annotated[float, typer.Option(metavar="SHARE", help="Chance that a guarantee fails.")] = 0.05,
     as_json: AsJson = False,
 ) -> None:
-    """Find confidence thresholds with a guaranteed error, and the share of examples that they answer."""
+    """Find confidence thresholds that guarantee an error, and the share of examples that they answer."""
 
 
-@app.command(cls=Command, short_help="Watch predictions over time; an alarm when they stop being calibrated.")
+@app.command(cls=Command, short_help="Watch predictions over time and raise an alarm.")
 @runs("measure:monitor_stream", *_READING, "n_bins", "resamples", "seed")
 def monitor(
     paths: Annotated[list[str], typer.Argument(metavar="PATH", help="Files of predictions, or folders of them.")],
     time: Annotated[str, typer.Option(metavar="COLUMN", help="Column of dates, or NAME of folders NAME=DATE.")] = "date",
-    window: Annotated[str, typer.Option(metavar="LENGTH", help="hour, day, week, month; value: one for each value.")] = "day",
-    tolerance: Annotated[float, typer.Option(metavar="SHARE", help="How far probabilities may be off without alarm.")] = 0.02,
-    false_alarms: Annotated[
-        float, typer.Option(metavar="SHARE", help="Chance of any alarm without cause, over all windows.")
-    ] = 0.05,
+    window: Annotated[
+        str, typer.Option(metavar="LENGTH", help="hour, day, week or month; value: one window for each value.")
+    ] = "day",
+    tolerance: Annotated[
+        float, typer.Option(metavar="SHARE", help="How far probabilities may be off without an alarm.")
+    ] = 0.02,
+    false_alarms: Annotated[float, typer.Option(metavar="SHARE", help="Chance of ever raising a false alarm.")] = 0.05,
     figure: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw a chart, as FILE.png and FILE.pdf.")] = None,
     fail_on_alarm: Annotated[bool, typer.Option("--fail-on-alarm", help="End with exit code 3 on an alarm.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure predictions in windows of time, and say when the model is no longer calibrated.
 
-    The alarm holds its rate of false alarms over all windows, however many there will be. Files are read piece by piece.
+    The chance of a false alarm is for all windows together, however many there will be. Files are read piece by piece.
     """
 
 
-@app.command(cls=Command, short_help="Train methods on data sets from seeds; tables and a report.")
+@app.command(cls=Command, short_help="Train and compare methods; write tables and a report.")
 @runs("compare:compare_methods", "--model", "--epochs", "--preset", "--data-root", "--device")
 def compare(
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where runs, tables, figures and the report go.")],
     recipe: Annotated[Path | None, typer.Argument(metavar="RECIPE.toml", help="What the runs have in common.")] = None,
     methods: Annotated[
         str,
-        typer.Option(metavar="A,B+ts,…", help="Methods; others are tested against the first. None: compare what --add names."),
+        typer.Option(metavar="A,B+ts,…", help="Methods; each is tested against the first. None: compare what --add names."),
     ] = "",
-    data: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Data sets or paths, with commas or repeated.")] = None,
+    data: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Data sets or paths; use commas, or repeat it.")
+    ] = None,
     seeds: Annotated[str, typer.Option(metavar="N", help="How many seeds, from 0, or which: 0,3,7.")] = "1",
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the recipe; METHOD:KEY=VALUE for one.")
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any key of the recipe; METHOD:KEY=VALUE for one method."),
     ] = None,
     add: Annotated[
-        list[str] | None, typer.Option(metavar="[DATA=]PATH", help="Others' runs, predictions or records as rows.")
+        list[str] | None, typer.Option(metavar="[DATA=]PATH", help="Runs, predictions or records to add as rows.")
     ] = None,
-    paper: Annotated[bool, typer.Option("--paper", help="Put the paper's numbers below ours.")] = False,
+    paper: Annotated[bool, typer.Option("--paper", help="Put the paper's numbers below yours.")] = False,
     figures: Annotated[bool, typer.Option(help="Whether to draw figures.")] = True,
     jobs: Jobs = None,
     threads: Annotated[int, typer.Option(min=1, metavar="N", help="Threads of a run on the CPU.")] = 1,
-    retries: Annotated[int, typer.Option(min=0, metavar="N", help="Tries after a run was killed or ran out of memory.")] = 1,
+    retries: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Retries of a run that was killed or ran out of memory.")
+    ] = 1,
     on: Annotated[str, typer.Option(metavar="WHERE", help="local, or ray for a Ray cluster.")] = "local",
-    ray_address: Annotated[str | None, typer.Option(metavar="ADDRESS", help="A running Ray cluster (one is started).")] = None,
+    ray_address: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Ray cluster to use (default: start one).")] = None,
 ) -> None:
-    """Compare methods: train each on every data set from every seed, and write tables, figures and a report.
+    """Train every method on every data set with every seed, and write tables, figures and a report.
 
     Run the same command again to complete what is missing: finished runs are not repeated, interrupted ones continue.
     """
@@ -372,30 +381,28 @@ def reproduce(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the recipe, as train.epochs=20.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be run; run nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs, and start none.")] = False,
 ) -> None:
     """Make one of the paper's tables, or its figures, with your own runs.
 
-    Finished runs are not repeated: run the same command again to continue. The report has the paper's numbers below ours.
+    Finished runs are not repeated: run the same command again to continue. The report has the paper's numbers below yours.
     """
 
 
-@app.command(cls=Command, short_help="See it work: four ways to train, compared, in a minute.")
+@app.command(cls=Command, short_help="Train a small network four ways and compare them, in a minute.")
 @runs("train:run_demo")
 def demo(
     only_measure: Annotated[
-        bool, typer.Option("--measure", help="Train nothing; measure a classifier of known true error.")
+        bool, typer.Option("--measure", help="Train nothing; measure predictions whose true error is known.")
     ] = False,
     seeds: Annotated[int | None, typer.Option(min=1, metavar="N", help="Networks that each method trains (3).")] = None,
     epochs: Annotated[int | None, typer.Option(min=1, metavar="N", help="Epochs of each (60).")] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Where --measure writes its predictions (a temporary folder).")
     ] = None,
-    seed: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="Seed of the classifier that --measure makes (0).")
-    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, metavar="N", help="Seed of these predictions (0).")] = None,
 ) -> None:
-    """Train four ways on embedded data and compare how far their confidence can be trusted."""
+    """Train a small network four ways and compare how far its confidence can be trusted."""
 
 
 @data_app.command("list", short_help="Show every data set and whether it is there.")
@@ -417,7 +424,7 @@ def list_sets(root: Root = None) -> None:
 def fetch_sets(
     names: Annotated[list[str], typer.Argument(metavar="NAME", help="Data sets: cifar10, mnist …")], root: Root = None
 ) -> None:
-    """Download data sets, compare them with their checksums, and go on where an earlier download stopped."""
+    """Download data sets and check them. An interrupted download continues."""
     from calibrant.data import DATASETS
 
     for source in [DATASETS[name] for name in names]:
@@ -427,19 +434,19 @@ def fetch_sets(
         say(f"{source.name}: {', '.join(map(str, files)) or 'there is nothing to fetch'}")
 
 
-@results_app.command("add", short_help="Keep what was measured of finished runs.")
+@results_app.command("add", short_help="Keep the results of finished runs as records.")
 @runs("compare:add_results")
 def add_results(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders, or folders of them.")],
     to: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the records go.")] = Path("results"),
     repair: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Also a record after this calibrator (or auto); may be repeated.")
+        list[str] | None, typer.Option(metavar="NAME", help="Add a record after this calibrator (or auto); may be repeated.")
     ] = None,
     note: Annotated[str | None, typer.Option(metavar="TEXT", help="A note for readers about these runs.")] = None,
 ) -> None:
-    """Keep what was measured of finished runs, with command, machine, versions, curves and predictions, as JSON.
+    """Keep the results of finished runs as JSON: scores, command, machine, versions, curves and predictions.
 
-    A run with train.alternatives has a record for each of its choices. Repairs are fitted on the run's validation part.
+    A run with train.alternatives gets a record for each of its choices. Repairs are fitted on the run's validation part.
     """
 
 
@@ -450,11 +457,11 @@ def render_results(
     out: Annotated[Path, typer.Option(metavar="FILE", help="Where the page goes (Markdown).")],
     figures: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Draw figures too, as PNG into this folder.")] = None,
 ) -> None:
-    """Make one page of all records: the paper's tables beside its numbers, figures, and the runs behind them."""
+    """Make one page of all records: a ranking, the paper's tables with its numbers, figures and runs."""
 
 
 app.add_typer(data_app, name="data")
-app.add_typer(results_app, name="results", short_help="Keep finished runs as small records; make a page of them.")
+app.add_typer(results_app, name="results", short_help="Keep results as small records and make a page of them.")
 
 
 def run(arguments: list[str] | None = None) -> NoReturn:

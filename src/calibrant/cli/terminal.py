@@ -41,10 +41,10 @@ class Options:
     ignore_index: Annotated[
         int | None, typer.Option(min=-(10**9), max=10**9, metavar="LABEL", help="Leave out examples with this label.")
     ] = None
-    prob_column: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Column of a table with P(positive) of two classes.")
-    ] = None
-    label_column: Annotated[str | None, typer.Option(metavar="NAME", help="Column of a table with the labels.")] = None
+    prob_column: Annotated[str | None, typer.Option(metavar="NAME", help="Table column with P(positive), for two classes.")] = (
+        None
+    )
+    label_column: Annotated[str | None, typer.Option(metavar="NAME", help="Table column with the labels.")] = None
     n_bins: Annotated[int, typer.Option(min=1, max=3000, metavar="M", help="Bins of the binned metrics.")] = 15
     resamples: Annotated[
         int, typer.Option(min=100, max=100_000, metavar="N", help="Bootstrap resamples for the intervals.")

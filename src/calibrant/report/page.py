@@ -46,7 +46,7 @@ from calibrant.metrics.verdict import (
     write_value,
 )
 from calibrant.report.figures import page_charts, panel_of_run, swatch
-from calibrant.report.rows import Row, Section, Table, comparable
+from calibrant.report.rows import Row, Section, Table, comparable, trained_alike
 
 _SCRIPTS = ("svg.js", "reliability.js", "shares.js", "classes.js", "runs.js", "main.js")
 # Where sliders stop; the number of bins asked for is added.
@@ -193,7 +193,7 @@ def give_verdict(scores: Scores, repaired: Repair | None) -> Verdict:
     n, seen = count_examples(scores.n), write_percent(null.p95)
     caution = {
         "good": f"A calibration error of up to {write_percent(ece.high)} cannot be excluded.",
-        "unsure": f"With {n} nothing smaller than {seen} could have been seen. Measure more before relying on it.",
+        "unsure": f"With {n}, an error below {seen} could not have been seen. Measure more before relying on it.",
     }.get(tone, f"These are only {n}: the direction is clear, the size of the error is not." if few else "")
     repair = () if repaired is None else (_tell_repair(scores, repaired), *repaired.doubts)
     return Verdict(headline, tuple(filter(None, (verdict(scores), caution, *repair))), tone)
@@ -202,7 +202,7 @@ def give_verdict(scores: Scores, repaired: Repair | None) -> Verdict:
 def _tell_repair(before: Scores, repaired: Repair) -> str:
     on = f"{count_examples(repaired.n_fit)}{f' of {repaired.fit_file}' if repaired.fit_file else ''}"
     if repaired.name == "none":
-        return f"Of the repairs tried on {on} none was clearly better than doing nothing: the probabilities stay as they are."
+        return f"Of the repairs tried on {on}, none was clearly better than doing nothing. The probabilities stay as they are."
     fitted = repaired.done.fitted
     what = fitted.label[:1].upper() + fitted.label[1:]
     if isinstance(fitted, TemperatureScaling):
@@ -230,9 +230,11 @@ def _tell(section: Section) -> str:
     lower = any(row.mean(key) < leader.mean(key) for row in rows for leader, key in ((best, "ece"), (accurate, "error")))
     among = "of the rows that may be compared, " if lower else ""
     told = f"{section.title}: {among}{best.label} has the lowest ECE ({ece}), and {second}the lowest error ({error})."
-    close = {"ECE": _near(best, rows, "ece"), "error": _near(accurate, rows, "error")}
+    tests = {"ECE": _tests(best, rows, "ece"), "error": _tests(accurate, rows, "error")}
+    close = {what: [label for label, p in of.items() if p is not None and p >= SIGNIFICANT] for what, of in tests.items()}
     said = [f"the {what} of {join_words(labels)}" for what, labels in close.items() if labels]
-    return f"{told} Too close to call: {'; '.join(said)}." if said else told
+    told += f" Too close to call: {'; '.join(said)}." if said else ""
+    return told + " Some differences were not tested." * any(None in of.values() for of in tests.values())
 
 
 def _leader(rows: Sequence[Row], key: str, then: str) -> Row:
@@ -241,11 +243,12 @@ def _leader(rows: Sequence[Row], key: str, then: str) -> Row:
     return min(marked or rows, key=lambda row: (row.mean(key), row.mean(then)))
 
 
-def _near(best: Row, rows: Sequence[Row], key: str) -> list[str]:
-    """Labels of the rows that tests do not tell from the best; single runs whose intervals do not meet need no test."""
-    rivals = [row for row in rows if row is not best and comparable(best, row) and not _are_apart(best, row, key)]
-    tests = [compare_runs(best.runs, row.runs, [key])[key].p_value for row in rivals]
-    return [row.label for row, p in zip(rivals, holm(tests), strict=True) if p is None or p >= SIGNIFICANT]
+def _tests(best: Row, rows: Sequence[Row], key: str) -> dict[str, float | None]:
+    """P-value of each rival's difference to the best; single runs whose intervals do not meet need no test."""
+    rivals = [row for row in rows if row is not best and comparable(best, row) and trained_alike(best, row)]
+    rivals = [row for row in rivals if not _are_apart(best, row, key)]
+    tests = holm([compare_runs(best.runs, row.runs, [key])[key].p_value for row in rivals])
+    return {row.label: p for row, p in zip(rivals, tests, strict=True)}
 
 
 def _are_apart(best: Row, row: Row, key: str) -> bool:

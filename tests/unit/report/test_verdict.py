@@ -64,7 +64,7 @@ def repair(
             made(n=40, p_value=0.5),
             "Too few examples to see an error",
             "unsure",
-            ("With 40 examples nothing smaller than 0.90% could have been seen. Measure more before relying on it.",),
+            ("With 40 examples, an error below 0.90% could not have been seen. Measure more before relying on it.",),
         ),
         (
             made(n=40),
@@ -123,7 +123,7 @@ def test_verdict_says_what_a_repair_brings_and_when_not_to_use_it(
 def test_verdict_of_doing_nothing_says_so() -> None:
     before = made(ece=0.007, gap=0.001, p_value=0.31)
     sentence = give_verdict(before, repair(before, name="none")).sentences[-1]
-    assert "on 5,000 examples of val.npz none was clearly better than doing nothing" in sentence
+    assert "on 5,000 examples of val.npz, none was clearly better than doing nothing" in sentence
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ function tellClass() {
   tell("#class-facts", "");
   for (const [name, value] of [
     ["Calibration error", `${percent(ece)}, rank ${rank + 1} of ${count(classes.length)}`],
-    ["Probability given", `${fixed(Math.abs(100 * gap), 2)} points ${gap >= 0 ? "more" : "less"} often than the class occurs`],
+    ["Mean probability", `${fixed(Math.abs(100 * gap), 2)} points ${gap >= 0 ? "above" : "below"} how often the class occurs`],
     ["Examples", misclassified(classes[rank])],
   ]) {
     const line = add(byId("class-facts"), "div");

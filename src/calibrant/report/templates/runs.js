@@ -29,7 +29,7 @@ function drawGrid(shown) {
     add(panel, "b", {}, label);
     const view = diagram.stops[stop];
     const kept = embedded.stops.filter((_, k) => diagram.stops[k]).join(" and ");
-    const said = view ? `error ${percent(diagram.error)} · ECE ${percent(view.ece)}` : `Without predictions it is known over ${kept} bins only.`;
+    const said = view ? `error ${percent(diagram.error)} · ECE ${percent(view.ece)}` : `Without predictions, only ${kept} bins are known.`;
     add(panel, "small", {}, said);
     const draw = (svg, width) =>
       drawDiagram(svg, width, { flat: view.rows, bins, words: embedded.run_words, label: `Reliability diagram of ${label} with ${bins} bins.` });
