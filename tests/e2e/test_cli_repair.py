@@ -319,7 +319,8 @@ def test_repair_and_apply_give_back_the_columns_that_came_in(
     log_odds = random.normal(size=300)
     both = np.stack([np.zeros(300), log_odds], 1)
     both = both if kind == "logits" else np.exp(both) / np.exp(both).sum(1, keepdims=True)
-    given = {"day": ["2024-05-01"] * 300, **dict(zip(scores, both[:, -len(scores) :].T, strict=True))}
+    given = {"id": ["00012"] * 300, "day": np.full(300, np.datetime64("2024-05-01"))}
+    given |= zip(scores, both[:, -len(scores) :].T, strict=True)
     given |= {"happened": (random.random(300) < 1 / (1 + np.exp(-log_odds / 2))).astype(int)}
     table, file, out = pa.table(given), tmp_path / f"new.{ending}", tmp_path / f"out.{ending}"
     kept, columns = tmp_path / "c.json", ("--label-column", "happened", "--prob-column", "risk")[: 4 if "risk" in scores else 2]
@@ -330,6 +331,8 @@ def test_repair_and_apply_give_back_the_columns_that_came_in(
     assert code == 0, err
     repaired = reader(out)
     assert repaired.column_names == table.column_names
+    assert repaired.drop_columns([*scores]).equals(reader(file).drop_columns([*scores]))
+    assert ending == "parquet" or out.read_text().splitlines()[1].startswith("00012,2024-05-01,")
     writer(table.drop_columns("happened"), file)
     code, _, err = run(capsys, "apply", kept, file, "--out", out, *columns[2:])
     assert code == 0, err

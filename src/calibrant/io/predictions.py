@@ -72,9 +72,10 @@ def load_predictions(
     ``class_names``; every further array of N values is a column to slice by. ``.csv`` and ``.parquet`` hold the columns ``p0…``
     or ``logit0…`` (of a binary problem also one alone: ``p1``, ``p``, ``prob``, ``probability``, ``score``, ``y_score``,
     ``y_prob``, or its log-odds ``logit1``, ``logit``), ``label`` (or ``y_true``, ``target``, ``y``) and optionally ``split``,
-    ``weight``; every further column can be sliced by. Labels are class indices, or names where ``class_names`` are known. Text
-    has no precision: probabilities in a ``.csv`` are float64, unless float32 holds them exactly or their rows sum to one no
-    better than float32 rows do. Rows that were rounded are divided by their sums; see `without_rounding`.
+    ``weight``; every further column (of a ``.csv`` as text) can be sliced by. Labels are class indices, or names where
+    ``class_names`` are known. Text has no precision: probabilities in a ``.csv`` are float64, unless float32 holds them exactly
+    or their rows sum to one no better than float32 rows do. Rows that were rounded are divided by their sums; see
+    `without_rounding`.
 
     Args:
         path: The file; its ending says the format.
@@ -299,7 +300,7 @@ def iter_prediction_batches(
     Args:
         path: The file, or what `find_files` takes for many. Folders such as ``date=2024-05-01`` make a column.
         batch_rows: Rows in a piece at most; one that ends at a border of the file's own blocks is shorter.
-        columns: Slice columns to read; None reads all. In a ``.csv`` they come as text.
+        columns: Slice columns to read; None reads all.
         ignore_index: Label that marks examples to leave out; a piece in which all are is left out too.
         class_names: Names of the classes in their order, in place of the file's.
         prob_column: As in `load_predictions`.

@@ -144,14 +144,10 @@ class TableFile:
 
     def _csv_tables(self, batch_rows: int | None, wanted: list[str]) -> Iterator[Any]:
         narrow = self.extras.dtype in ("float16", "bfloat16", "float32")
-        # A type that is inferred may change from piece to piece.
-        text = (*filter(None, [self.label]), "split", *self.extras.columns, *(self.columns if batch_rows else ()))
-        types = dict.fromkeys(text, "string") | dict.fromkeys(_WEIGHTS, "double")
+        # The number 00012 would be 12, and a type that is inferred may change from piece to piece.
+        types = dict.fromkeys((self.label, "split", *self.columns), "string") | dict.fromkeys(_WEIGHTS, "double")
         types |= dict.fromkeys(self.scores, "float" if narrow else "double")
-        # Dates stay text.
-        convert = pacsv.ConvertOptions(
-            column_types=types, include_columns=wanted, strings_can_be_null=False, timestamp_parsers=["never"]
-        )
+        convert = pacsv.ConvertOptions(column_types=types, include_columns=wanted)
         # A row must fit into a block. One thread says in which row a mistake is.
         block = max(_BLOCK_BYTES, 64 * len(self.names))
         read = pacsv.ReadOptions(column_names=self.names, skip_rows=1, block_size=block, use_threads=False)
@@ -187,7 +183,7 @@ class TableFile:
                 column = column if kinds.is_floating(column.type) else column.cast("float64")
         if is_number and not kinds.is_floating(column.type):
             raise ValueError(f"{self.path}: `{name}` must hold numbers, got {column.type}. Save it as numbers.")
-        if kinds.is_primitive(column.type) and not (self.delimiter and kinds.is_temporal(column.type)):
+        if kinds.is_primitive(column.type):
             values = np.asarray(column.to_numpy())
             if values.dtype.kind in "fiubM":
                 return values
@@ -266,7 +262,7 @@ def write_table(fields: Fields, extras: Extras, handle: BinaryIO, *, as_text: bo
 
     Columns have the names and the order of those in ``like``.
     """
-    table = pa.table(_to_columns(fields, like))
+    table = pa.table(_to_columns(fields, like, as_text=as_text))
     if not as_text:
         table = table.replace_schema_metadata({EXTRAS_KEY: extras.to_json()})
         pq.write_table(table, handle, row_group_size=2 * _WRITE_ROWS)
@@ -275,15 +271,17 @@ def write_table(fields: Fields, extras: Extras, handle: BinaryIO, *, as_text: bo
         extras = extras._replace(dtype=None)
     if said := extras.to_json():
         table = table.append_column(EXTRAS_KEY, [[said] + [""] * (table.num_rows - 1)])
-    # pyarrow would put every name in quotes.
+    # pyarrow would put every name in quotes, and all text.
     header = io.StringIO(newline="")
     csv.writer(header, lineterminator="\n").writerow(table.column_names)
     handle.write(header.getvalue().encode())
-    pacsv.write_csv(table, handle, pacsv.WriteOptions(include_header=False))
+    text = [column for column in table.columns if kinds.is_string(column.type)]
+    special = any(pc.any(pc.match_substring_regex(column, '[",\r\n]')).as_py() for column in text)
+    pacsv.write_csv(table, handle, pacsv.WriteOptions(include_header=False, quoting_style="needed" if special else "none"))
 
 
-def _to_columns(fields: Fields, like: TableFile | None) -> Fields:
-    """Take ``[N, C]`` scores apart into columns; dates become text, the split is repeated in every row."""
+def _to_columns(fields: Fields, like: TableFile | None, *, as_text: bool) -> Fields:
+    """Take ``[N, C]`` scores apart into columns; the split is repeated in every row, dates are written in one way."""
     kind, prefix = ("logits", "logit") if "logits" in fields else ("probs", "p")
     scores = fields[kind]
     # float16 is rare in tables and not understood by every reader; the precision is kept beside the data.
@@ -299,5 +297,5 @@ def _to_columns(fields: Fields, like: TableFile | None) -> Fields:
         if name not in (kind, "class_names"):
             column = np.full(len(scores), str(values)) if name == "split" else values
             as_known = known.get(name, name)
-            columns[as_known] = column.astype(str) if column.dtype.kind == "M" else column
+            columns[as_known] = column.astype(str) if as_text and column.dtype.kind == "M" else column
     return {name: columns[name] for name in dict.fromkeys([*order, *columns]) if name in columns}
