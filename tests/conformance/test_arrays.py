@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import is_dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -18,6 +19,8 @@ from calibrant.metrics import METRICS
 from helpers import mixed_gaps
 
 mpl.use("Agg")
+# JAX rounds to float32 unless told not to.
+os.environ.setdefault("JAX_ENABLE_X64", "1")
 
 
 class Foreign:
@@ -142,4 +145,12 @@ def test_function_finds_the_same_in_every_kind_of_vector(name: str) -> None:
     probs, labels = (given.numpy() for given in mixed_gaps(60, 2))
     expected = str(plain(BINARY[name](np.ascontiguousarray(probs[:, 1]), labels)))
     for kind in KINDS:
-        assert str(plain(BINARY[name](ARRAYS[kind](probs[:, 1]), ARRAYS[kind](labels)))) == expected, kind
+        for shaped in (probs[:, 1], probs[:, 1:]):
+            assert str(plain(BINARY[name](ARRAYS[kind](shaped), ARRAYS[kind](labels)))) == expected, kind
+
+
+@pytest.mark.parametrize("library", [name for name in ("pandas", "polars") if find_spec(name)])
+def test_columns_may_be_a_data_frame(library: str) -> None:
+    table = import_module(library).DataFrame({"site": ["a", "b"], "age": [3, 4]})
+    columns = Predictions.from_binary(probs=[0.2, 0.8], labels=[0, 1], columns=table).columns
+    assert {name: values.tolist() for name, values in columns.items()} == {"site": ["a", "b"], "age": [3, 4]}

@@ -36,3 +36,16 @@ def test_decide_tries_on_the_second_file_what_it_learned_on_the_first(
         code, _, err = run_command(capsys, "decide", *arguments)
         assert code == 2
         assert fault in err
+
+
+def test_decide_and_repair_take_the_folder_of_a_run_for_its_test_predictions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for seed, name in enumerate(("val", "test")):
+        synthetic_predictions(500, 3, seed=seed, split=name)[0].save(tmp_path / f"{name}.npz")
+    val = tmp_path / "val.npz"
+    found = [run_command(capsys, "decide", val, place, "--json") for place in (tmp_path / "test.npz", tmp_path)]
+    assert found[0] == found[1]
+    made = ("--method", "temperature", "--out", tmp_path / "r.npz", "--resamples", 100)
+    code, out, _ = run_command(capsys, "repair", val, tmp_path, *made)
+    assert (code, "applied to 500 of test.npz" in out) == (0, True)

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from calibrant import Predictions
-from calibrant.calibrators import CALIBRATORS, Calibrator, TemperatureScaling
+from calibrant.calibrators import CALIBRATORS, Calibrator, PlattScaling, TemperatureScaling
 from calibrant.data.synthetic import synthetic_predictions
 from helpers import run_command as run
 
@@ -77,7 +77,7 @@ def test_repair_auto_ranks_methods_and_says_how_long_it_will_take(
     code, text, err = repair(capsys, folder, tmp_path / "r.npz")
     assert code == 0, err
     assert re.search("trying platt, part 1 of 5, at most about [0-9]+ s left", err)
-    assert "attended_temperature is not used: " in text
+    assert "Not used: attended_temperature: " in text
     assert "temperature is best: it lowers the held-out negative log-likelihood" in " ".join(text.split())
     assert "doing nothing" in text
     assert "chosen" in text
@@ -85,6 +85,20 @@ def test_repair_auto_ranks_methods_and_says_how_long_it_will_take(
     found = json.loads(text)
     assert found["chosen"] == "temperature"
     assert {entry["name"] for entry in found["ranking"]} == {"none", *few}
+
+
+def test_repair_says_once_why_methods_are_not_used(
+    capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "calibrant.calibrators.auto.candidates", lambda: {"temperature": TemperatureScaling, "platt": PlattScaling}
+    )
+    logits = Predictions.load(folder / "val.npz").logits
+    Predictions(logits=logits, labels=logits.argmax(1)).save(tmp_path / "right.npz")
+    with warnings.catch_warnings(action="ignore"):
+        code, text, _ = run(capsys, "repair", tmp_path / "right.npz", folder / "test.npz", "--out", tmp_path / "r.npz")
+    assert (code, text.count("every example is predicted right")) == (0, 1)
+    assert "Not used: temperature and platt: every example" in text
 
 
 def test_repair_raises_zeros_to_the_floor_and_writes_no_larger_file(

@@ -106,9 +106,19 @@ def mixed(tmp_path: Path) -> Path:
 
 def test_measure_of_files_that_do_not_belong_together_names_the_one(capsys: pytest.CaptureFixture[str], mixed: Path) -> None:
     code, _, err = run_command(capsys, "measure", mixed)
-    assert (code, "2.csv: `probs` or `logits` must have 2 classes as the first file has, got 3" in err) == (2, True), err
+    assert (code, "2.csv: must hold 2 classes, split None as the first file does, got 3 classes" in err) == (2, True), err
     code, _, err = run_command(capsys, "measure", mixed, "--slice", "site")
     assert (code, "unknown column" in err, "2.csv" in err) == (2, True, True), err
+
+
+def test_measure_of_a_folder_of_runs_does_not_mix_their_splits(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for split in ("val", "test"):
+        Predictions(probs=np.full((9, 2), 0.5), labels=[0] * 9, split=split).save(tmp_path / f"{split}.csv")
+    code, _, err = run_command(capsys, "measure", tmp_path)
+    assert (code, "val.csv: must hold 2 classes, split test as the first file does, got 2 classes, split val" in err) == (
+        2,
+        True,
+    ), err
 
 
 @pytest.fixture
@@ -175,4 +185,4 @@ def test_measure_on_ray_gives_the_numbers_of_one_process(capsys: pytest.CaptureF
     assert_same(found, alone)
     assert len(found["slices"]) == DAYS * 3
     assert [entry["name"] for entry in found["classes"]] == [entry["name"] for entry in alone["classes"]]
-    assert (code, err.count("\n"), "2.csv: `probs` or `logits` must have 2 classes" in err) == (2, 1, True), err
+    assert (code, err.count("\n"), "2.csv: must hold 2 classes" in err) == (2, 1, True), err

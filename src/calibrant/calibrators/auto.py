@@ -168,7 +168,8 @@ def advise(ranking: Sequence[Ranked], chosen: str, score: str) -> str:
     entry = used.get(chosen, best)
     interval = f"by {entry.gain:.4f} (95% interval {entry.gain_low:.4f} to {entry.gain_high:.4f})"
     if chosen == "none":
-        return f"Doing nothing is best: no method lowers the held-out {what} clearly. {best.name} lowers it {interval}."
+        chance = f" {best.name} lowers it {interval}, which may be chance." if entry.gain > 0 else ""
+        return f"Doing nothing is best: no method lowers the held-out {what} clearly.{chance}"
     rest = "" if best is entry else f" {best.name} is hardly better."
     return f"{chosen} is {'enough' if rest else 'best'}: it lowers the held-out {what} {interval}.{rest}"
 

@@ -27,7 +27,7 @@ from calibrant.metrics.verdict import SIGNIFICANT
 from calibrant.paper.reproduce import Reproduction, plan_reproduction, run_reproduction, write_duration, write_results_page
 from calibrant.report.rows import INFO_NAMES, Row, Table
 
-# Left out where a terminal is narrow, after what packages add. Error and ECE stay, and what tells rows of one method apart.
+# Left out where a terminal is narrow, after what packages add. Error and ECEs stay, and what tells rows of one method apart.
 _DROP = ("p if calibrated", "Trained on", "Classwise ECE", "MCE", "ACE", "NLL", "Seeds")
 
 
@@ -136,7 +136,7 @@ def show_table(table: Table, *, console: Terminal) -> None:
     units = [f"{column.name} %" if column.percent else column.name for column in table.columns]
     names = ["Method", *(INFO_NAMES[name] for name in table.info), *units]
     plain = [name.removesuffix(" %") for name in names]
-    added = [column.name for column in table.columns if column.name not in ("Error", "ECE", *_DROP)]
+    added = [column.name for column in table.columns if column.name not in ("Binary ECE", "Error", "ECE", *_DROP)]
     drop = [plain.index(name) for name in (*added, *_DROP) if name in plain]
     # A sign in place of bold, where the terminal, or a file, has none.
     best = "*" if console.color_system is None else ""

@@ -116,13 +116,15 @@ class Request(Options):
         is_large = table and (rows > STREAM_ROWS or rows * table.num_classes > STREAM_ENTRIES)
         return (files, rows) if is_large or self.ray or files != [path] else None
 
-    def batches(self, files: Sequence[str | Path], *, num_classes: int | None = None, **options: Any) -> Iterator[Predictions]:
-        """Read files piece by piece, all of which must have so many classes, if given."""
+    def batches(
+        self, files: Sequence[str | Path], *, first: Predictions | None = None, **options: Any
+    ) -> Iterator[Predictions]:
+        """Read files piece by piece, all of which must go together with the ``first`` one, if given."""
         for file in files:
             for batch in iter_prediction_batches(file, **options, **self.reading):
-                if num_classes not in (None, batch.num_classes):
-                    rule = f"must have {num_classes} classes as the first file has, got {batch.num_classes}"
-                    raise ValueError(f"{file}: `probs` or `logits` {rule}.")
+                expected, got = (f"{part.num_classes} classes, split {part.split}" for part in (first or batch, batch))
+                if got != expected:
+                    raise ValueError(f"{file}: must hold {expected} as the first file does, got {got}.")
                 yield batch
 
     def measure(self, path: str | Path) -> tuple[Predictions, Scores]:
@@ -200,7 +202,7 @@ def _measure_stream(
     names = [*dict.fromkeys(name for names in slice_by for name in names)]
     slices = Slices(slice_by, sample_columns(files, names, rows=rows, **request.reading), where=str(path))
     batch_rows = min(max(_BATCH_ENTRIES // head.num_classes, 1), 65536)
-    options: dict[str, Any] = {"num_classes": head.num_classes, "batch_rows": batch_rows, "columns": names}
+    options: dict[str, Any] = {"first": head, "batch_rows": batch_rows, "columns": names}
     sums: Sums = {}
     picked: list[Predictions] = []
     with progress_bar(f"reading {path}", rows) as advance:

@@ -36,7 +36,7 @@ from calibrant.io.files import write_file
 from calibrant.io.predictions import FORMATS
 from calibrant.metrics import METRICS
 from calibrant.metrics.measure import measure
-from calibrant.metrics.verdict import tell_effect, write_estimate, write_value
+from calibrant.metrics.verdict import join_words, tell_effect, write_estimate, write_value
 from calibrant.report.page import Examined, Repair, give_runs_verdict, give_verdict, render_page
 from calibrant.report.rows import columns_of
 
@@ -52,6 +52,7 @@ def repair_file(
     With ``as_json`` one object is printed: ``method``, ``chosen``, ``learned`` (without what is large), ``before`` and
     ``after`` as in ``calibrant measure --json``, ``paired`` (after minus before) and, for several methods, ``ranking``.
     """
+    file = predictions_in(file)
     check_destination(out, FORMATS)
     if calibrator is not None:
         check_destination(calibrator, (".json", ".onnx"))
@@ -139,9 +140,9 @@ def _show(done: Repaired, data: str) -> None:
     if isinstance(done.calibrator, AutoCalibrator):
         console.print()
         console.print(ranking_table(done.calibrator, width=console.width))
-        for entry in done.calibrator.ranking_:
-            if entry.failure:
-                show_prose(console, f"{entry.name} is not used: {entry.failure}", style="dim")
+        for why in dict.fromkeys(entry.failure for entry in done.calibrator.ranking_ if entry.failure):
+            names = [entry.name for entry in done.calibrator.ranking_ if entry.failure == why]
+            show_prose(console, f"Not used: {join_words(names)}: {why}", style="dim")
     if isinstance(done.fitted, Identity):
         how = "as they were"
         show_heading(console, "Unchanged", "")
@@ -182,7 +183,7 @@ def _to_dict(done: Repaired, method: str) -> dict[str, object]:
 
 def decide(fit: Path, file: Path, *, max_errors: Sequence[float] | None, delta: float, as_json: bool, **how: Any) -> None:
     """Learn thresholds on ``fit``, try them on ``file`` and print both; ``max_errors`` as in `promise_table`."""
-    given, tried = load_pair(fit, file, Request(**how))
+    given, tried = load_pair(fit, predictions_in(file), Request(**how))
     promises = promise_table(given, tried, max_errors=max_errors, delta=delta)
     if as_json:
         say_json([asdict(promise) for promise in promises])

@@ -242,7 +242,7 @@ def read_labels(
         rule = "`labels` must be class indices 0, 1, 2, …" + ("" if names is None else " or among the class names")
         raise ValueError(
             f"{where}: {rule}, got {got!r} in row {first_row + place[0]}. Give indices, or names that are in `class_names` "
-            "(`--class-names`). Leave out rows without a label, or mark them with a number such as -100: `ignore_index=-100`."
+            "(`--class-names`). Leave out rows without a label, or mark them by a number for `ignore_index` (`--ignore-index`)."
         )
     return target.long()
 

@@ -116,7 +116,9 @@ class Predictions:
         )
         if split is not None:
             check_choice(split, [part.value for part in Split], where=where, name="split")
-        table = {name: _as_column(values, name) for name, values in (columns or {}).items()}
+        # A data frame, of pandas or polars, has its names in `columns`.
+        beside = {} if columns is None else columns
+        table = {name: _as_column(beside[name], name) for name in getattr(beside, "columns", beside)}
         for name, values in table.items():
             if len(values) not in (len(kept), len(target)):
                 raise ValueError(f"{where}: column `{name}` must have N = {len(kept)} values, got {len(values)}.")
@@ -357,11 +359,16 @@ def as_predictions(
     return Predictions(probs=probs, labels=labels, weights=weights, ignore_index=ignore_index, where=where)
 
 
-def as_record(probs: ArrayLike | Predictions | None, labels: ArrayLike | None = None, *, where: str) -> Predictions:
-    """`as_predictions`, but probabilities ``[N]`` are those of the positive class of a binary problem."""
-    if labels is not None and not isinstance(probs, Predictions) and np.ndim(probs) == 1:  # type: ignore[arg-type]
-        return Predictions.from_binary(probs=probs, labels=labels)
-    return as_predictions(probs, labels, where=where)
+def as_record(
+    probs: ArrayLike | Predictions | None, labels: ArrayLike | None = None, *, logits: ArrayLike | None = None, where: str
+) -> Predictions:
+    """`as_predictions`, but scores ``[N]`` or ``[N, 1]`` are those of the positive class of a binary problem."""
+    if labels is None or isinstance(probs, Predictions):
+        return as_predictions(probs, labels, where=where)
+    scores, kind = one_of(probs=probs, logits=logits, where=where)
+    given: dict[str, Any] = {kind: scores, "labels": labels}
+    is_binary = np.ndim(scores) == 1 or np.shape(scores)[1:] == (1,)
+    return Predictions.from_binary(**given) if is_binary else Predictions(**given, where=where)
 
 
 def check_examples(

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from calibrant.core.checks import lookup
 from calibrant.core.records import Scores
+from calibrant.metrics.levels import check_draws
 from calibrant.metrics.streaming import CalibrationSuite
 from calibrant.metrics.table import score_metrics
 from calibrant.metrics.verdict import draw_reliability
@@ -72,9 +73,10 @@ class Recorder:
         log_figure: Callable[[Figure, int], object] | None = None,
         **kwargs: Any,
     ) -> None:
-        streamed = {key: metric for key, metric in score_metrics().items() if metric.read is not None}
+        streamed = {key: metric for key, metric in score_metrics(positive=num_classes == 2).items() if metric.read is not None}
         for key in metrics:
             lookup(streamed, key, kind="metric")
+        check_draws(n_bins, n_resamples, 0, where=type(self).__name__)
         self.metrics, self.n_resamples, self.log_figure = tuple(metrics), n_resamples, log_figure
         self.history: list[dict[str, Any]] = []
         self.scores: Scores | None = None

@@ -201,7 +201,8 @@ def find_files(path: str | Path) -> list[str | Path]:
     named = len(re.split(r"[*?[]", place)[0]) - 1
     found = [file for file in inside if PurePath(file).suffix.lower() in FORMATS and not _NOTES.search(file, named)]
     if not found:
-        raise FileNotFoundError(f"{path}: must hold files of predictions ({', '.join(FORMATS)}), got none.")
+        what = f"files of predictions ({', '.join(FORMATS)}), got none. A folder is read with its sub-folders, *.csv without"
+        raise FileNotFoundError(f"{path}: must hold {what}.")
     return [filesystem.unstrip_protocol(file) if is_address(path) else file for file in sorted(found)]
 
 

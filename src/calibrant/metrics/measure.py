@@ -25,7 +25,6 @@ from calibrant.core.records import (
     Predictions,
     Scores,
     as_record,
-    one_of,
 )
 from calibrant.metrics.intervals import NORMAL_95, Evidence, bias_corrected, resampled_values, value_of
 from calibrant.metrics.levels import check_draws, compare_with_null, ece_of_levels
@@ -69,7 +68,7 @@ def measure(
 
     Args:
         predictions: N examples of C classes; sample weights are respected. Or probabilities ``[N, C]``, or of a binary problem
-            ``[N]``, those of the positive class.
+            ``[N]`` or ``[N, 1]``, those of the positive class.
         labels: Class indices ``[N]``, unless ``predictions`` has its own.
         probs: Probabilities, in place of ``predictions``.
         logits: Or logits; ``[N]`` are the log-odds of the positive class.
@@ -96,8 +95,7 @@ def measure(
     if probs is not None or logits is not None:
         if predictions is not None or labels is None:
             raise ValueError("measure: `probs` or `logits` must be given with `labels`, in place of `predictions`.")
-        make = Predictions.from_binary if np.ndim(one_of(probs=probs, logits=logits, where="measure")[0]) == 1 else Predictions
-        predictions, labels = make(probs=probs, logits=logits, labels=labels), None
+        predictions, labels = as_record(probs, labels, logits=logits, where="measure"), None
     predictions = as_record(predictions, labels, where="measure")
     check_draws(n_bins, n_resamples, seed, where="measure")
     where = file or "the predictions"

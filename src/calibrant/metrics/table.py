@@ -226,7 +226,7 @@ _SCORES = {
 def _of_positive(key: str, function: Callable[..., Tensor], *, label: str, meaning: str) -> Metric:
     """The score ``key`` with the probability of the positive class as confidence, and whether it is the label."""
     told = {"label": label, "short": "", "meaning": meaning, "group": "positive class"}
-    return replace(_SCORES[key], function=function, positive=True, compared=False, **told)  # type: ignore[arg-type]
+    return replace(_SCORES[key], function=function, positive=True, **told)  # type: ignore[arg-type]
 
 
 _BINARY = {

@@ -152,6 +152,8 @@ def _tell_place(positive: PositiveClass, said: str) -> str:
     if said == "too often" and positive.predicted >= 1.1 * positive.observed > 0:
         told += f" ({positive.predicted / positive.observed:.1f} times as much)"
     bins = positive.bins
+    if not 1e-9 < positive.observed < 1 - 1e-9:
+        return f"{told}. Every example has the same label: look at where the labels come from."
     if not bins.count.numel():
         return f"{told}."
     worst = int((bins.weight * bins.gap.abs()).argmax())

@@ -96,7 +96,7 @@ def metric_column(key: str) -> Column:
 def columns_of(entries: Iterable[Entry]) -> tuple[str, ...]:
     """Return the metrics to compare entries by, of those that some of them have."""
     known = {key for entry in entries for key in entry.scores}
-    return tuple(key for key, metric in score_metrics().items() if metric.compared and key in known)
+    return tuple(key for key, metric in score_metrics(positive=True).items() if metric.compared and key in known)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from calibrant.calibrators import (
     TemperatureScaling,
     VectorScaling,
 )
-from calibrant.calibrators.auto import SCORES, candidates, choose, gains_of, mean_and_error, rank
+from calibrant.calibrators.auto import SCORES, advise, candidates, choose, gains_of, mean_and_error, rank
 from calibrant.calibrators.base import FitData, Learned
 from calibrant.core.checks import FitError
 from calibrant.data.synthetic import synthetic_predictions
@@ -154,6 +154,14 @@ def test_auto_of_predictions_that_are_all_right_does_nothing() -> None:
     with pytest.warns(CalibrationWarning, match="every example is predicted right"):
         auto = AutoCalibrator(methods=("temperature", "platt")).fit(logits, logits.argmax(1))
     assert (auto.best_name_, auto.advice_) == ("none", NONE_LEFT)
+
+
+def test_advice_tells_of_a_gain_that_may_be_chance_and_of_no_loss() -> None:
+    none, better, worse = Ranked("none"), Ranked("platt", 0.5, 0.1, 0.0, 0.2), Ranked("platt", 0.7, -0.1, -0.2, 0.0)
+    assert advise([better, none], "none", "nll").endswith(
+        "platt lowers it by 0.1000 (95% interval 0.0000 to 0.2000), which may be chance."
+    )
+    assert advise([none, worse], "none", "nll").endswith("lowers the held-out negative log-likelihood clearly.")
 
 
 def test_auto_does_not_choose_a_temperature_that_ended_at_its_bound() -> None:

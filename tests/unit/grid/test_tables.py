@@ -5,12 +5,14 @@ import io
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from calibrant.core.records import Estimate
+from calibrant import Predictions, measure
+from calibrant.core.records import Entry, Estimate
 from calibrant.grid.export import to_csv, to_markdown
 from calibrant.grid.tables import compare_table
-from calibrant.report.rows import Column, Mean, Row, Table
+from calibrant.report.rows import Column, Mean, Row, Table, columns_of
 from made_up_runs import run_of, seeds
 
 
@@ -71,6 +73,18 @@ def test_compare_table_takes_somebodys_predictions() -> None:
     found = line(table, "theirs")
     assert (found.info("choices"), found.info("seeds")) == ("–", "1")
     assert "theirs" in to_markdown(table)
+
+
+def test_compare_table_of_two_classes_begins_with_the_error_of_the_positive_one() -> None:
+    probs = np.linspace(0.01, 0.4, 200)
+    labels = np.arange(200) % 10 == 0
+    pair = [Predictions.from_binary(probs=given, labels=labels) for given in (probs, probs / 2)]
+    entries = [Entry("fraud", f"model {k}", measure(given, n_resamples=100), test=given) for k, given in enumerate(pair)]
+    assert columns_of(entries)[:3] == ("binary_ece", "binary_ace", "error")
+    assert "binary_ece" not in columns_of([run_of("ce")])
+    first, second = compare_table(entries, metrics=columns_of(entries)).rows
+    assert first.cells["binary_ece"].mean == entries[0].scores["binary_ece"].value
+    assert second.cells["binary_ece"].p_value is not None
 
 
 def test_compare_table_part_of_a_test_set_is_neither_best_nor_tested_and_its_label_says_why() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from calibrant.integrations.trackers import Recorder, add_batch, with_ends
-from calibrant.metrics import expected_calibration_error
+from calibrant.metrics import binary_expected_calibration_error, expected_calibration_error
 from helpers import mixed_gaps
 
 
@@ -57,3 +57,13 @@ def test_recorder_of_wrong_settings_raises() -> None:
         recorder(metrics=("ecee",))
     with pytest.raises(ValueError, match="`n_bins` must be one of"):
         recorder(n_bins=7)
+    with pytest.raises(ValueError, match="`n_resamples` must be a whole number from 100"):
+        recorder(n_resamples=10)
+
+
+def test_recorder_of_two_classes_logs_the_error_of_the_positive_one() -> None:
+    probs, labels = mixed_gaps(100, 2)
+    made = recorder(num_classes=2, metrics=("binary_ece",))
+    add_batch(made.suite, probs.log(), labels)
+    found = with_ends(made.measure(made.suite), made.metrics)["binary_ece"]
+    assert found == pytest.approx(float(binary_expected_calibration_error(probs, labels)), abs=1e-9)

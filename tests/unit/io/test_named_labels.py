@@ -72,7 +72,7 @@ def test_labels_that_are_names_become_indices_by_the_names_given(
 def test_labels_that_are_names_may_begin_with_examples_to_leave_out(tmp_path: Path, read: Callable[..., Predictions]) -> None:
     path = write(tmp_path / "x.csv", [-100, " -100", "eel", "dog"])
     assert read(path, class_names=NAMES, ignore_index=-100).labels.tolist() == [2, 1]
-    with pytest.raises(ValueError, match=r"among the class names, got '-100' in row 0\..*`ignore_index=-100`"):
+    with pytest.raises(ValueError, match=r"among the class names, got '-100' in row 0\..*`--ignore-index`"):
         read(path, class_names=NAMES)
     with pytest.raises(ValueError, match=r"got 'eel' in row 2\. Give indices"):
         load_predictions(path, ignore_index=-100)

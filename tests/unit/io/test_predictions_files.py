@@ -272,6 +272,8 @@ def test_find_files_in_folders_and_by_patterns(tmp_path: Path, path: str, expect
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     assert [str(file) for file in find_files(tmp_path / path)] == [str(tmp_path / name) for name in expected]
+    with pytest.raises(FileNotFoundError, match="got none. A folder is read with its sub-folders"):
+        find_files(tmp_path / "*.parquet")
 
 
 @pytest.mark.parametrize("name", ["run::1.npz", "file:x.csv"])

@@ -44,6 +44,13 @@ def test_the_place_named_is_where_the_error_is() -> None:
     assert "between 47 and 53%" in verdict(scores)
 
 
+@pytest.mark.parametrize("label", [0, 1])
+def test_labels_that_are_all_the_same_are_pointed_out(label: int) -> None:
+    probs = np.full(300, 0.3)
+    assert "Every example has the same label" in verdict(measure(probs, np.full(300, label)))
+    assert "same label" not in verdict(measure(probs, np.arange(300) % 100 == label))
+
+
 def test_effect_of_a_repair_is_told_of_the_binary_ece() -> None:
     labels = np.tile([1, 0], 3000)
     before, after = (Predictions.from_binary(probs=np.repeat([0.5 - d, 0.5 + d], 3000), labels=labels) for d in (0.4, 0.1))
