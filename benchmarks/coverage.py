@@ -46,7 +46,6 @@ class World:
         hits.index_add_(0, (torch.arange(self.probs.shape[1]) * N_BINS + index).flatten(), self.chances.flatten())
         nll = -(self.chances * self.probs.clamp_min(1e-300).log()).sum(1)
         brier = (self.probs**2).sum(1) - 2 * (self.chances * self.probs).sum(1) + 1
-        totals = torch.stack([torch.tensor(float(size)), torch.tensor(size**2 / 1e12), *[nll.sum()] * 3, *[brier.sum()] * 3])
         expected[2] = hits.view(-1, N_BINS)
         cells = cells_of(TopLabel(confidence, accuracy))
         # So many examples that nothing is subtracted for chance.
@@ -56,7 +55,9 @@ class World:
             size=10**12,
             num_classes=self.probs.shape[1],
             n_bins=N_BINS,
-            totals=totals.double(),
+            weights=torch.tensor([size, size**2 / 1e12], dtype=torch.float64),
+            nll=nll.sum().double().repeat(3),
+            brier=brier.sum().double().repeat(3),
             cells=cells,
             class_bins=expected,
             class_counts=torch.zeros(2, self.probs.shape[1], dtype=torch.float64),

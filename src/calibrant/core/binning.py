@@ -283,7 +283,9 @@ class Summary:
         size: Number of examples of positive weight.
         num_classes: Number of classes C.
         n_bins: Number of equal-width bins M.
-        totals: Sums ``[8]`` of w, w², and of w v, w v², w v³ for the negative log-likelihood v, then for the Brier score v.
+        weights: Sums ``[2]`` of w and w².
+        nll: Sums ``[3]`` of w v, w v² and w v³ for the negative log-likelihood v.
+        brier: The same for the Brier score.
         cells: Sums by cell of confidence; see `cells_of`.
         top: The examples themselves, or None if they are too many.
         class_bins: One-vs-rest bins ``[3, C, M]``; see `class_bins_of`. None if not measured.
@@ -297,7 +299,9 @@ class Summary:
     size: int
     num_classes: int
     n_bins: int
-    totals: Tensor
+    weights: Tensor
+    nll: Tensor
+    brier: Tensor
     cells: Tensor
     top: TopLabel | None = None
     class_bins: Tensor | None = None
@@ -325,32 +329,22 @@ class Summary:
         """With two classes, the summary as `one_vs_rest` sees the second one; else None."""
         if self.positive_cells is None:
             return None
-        return Summary(self.n, self.size, self.num_classes, self.n_bins, self.totals, self.positive_cells, self.positive_top)
+        return replace(self, cells=self.positive_cells, top=self.positive_top, positive_cells=None, positive_top=None)
 
     @property
     def is_weighted(self) -> bool:
         """Whether some weight is not one."""
-        return not float(self.totals[0]) == self.n == float(self.totals[1])
+        return not float(self.weights[0]) == self.n == float(self.weights[1])
 
     @property
     def weight(self) -> float:
         """Sum of the weights: the number of examples where there are none."""
-        return float(self.totals[0])
+        return float(self.weights[0])
 
     @property
     def effective_n(self) -> float:
         """How many equally weighted examples would say as much (Kish); ``n`` without weights."""
-        return self.weight**2 / float(self.totals[1])
-
-    @property
-    def nll(self) -> Tensor:
-        """Sums ``[3]`` of w v, w v², w v³ for the negative log-likelihood v."""
-        return self.totals[2:5]
-
-    @property
-    def brier(self) -> Tensor:
-        """Sums ``[3]`` of w v, w v², w v³ for the Brier score v."""
-        return self.totals[5:8]
+        return self.weight**2 / float(self.weights[1])
 
     @property
     def by_class(self) -> Tensor:
@@ -431,7 +425,7 @@ def summarize_rows(
         # An infinite value of weight zero counts nothing.
         nll = nll.masked_fill(weights == 0, 0.0)
     values = torch.stack([nll, brier])
-    powers = torch.stack([values, values.square(), values**3], 1).flatten(0, 1)
+    moments = torch.stack([values, values.square(), values**3], 1).flatten(0, 1) @ weight
     second = one_vs_rest(probs, labels, weights, index=1) if num_classes == 2 else None
     counted = torch.stack([weight * top.correct, torch.ones_like(weight)])
     return Summary(
@@ -439,7 +433,9 @@ def summarize_rows(
         size=top.size,
         num_classes=num_classes,
         n_bins=n_bins,
-        totals=torch.cat([torch.stack([weight.sum(), weight.square().sum()]), powers @ weight]),
+        weights=torch.stack([weight.sum(), weight.square().sum()]),
+        nll=moments[:3],
+        brier=moments[3:],
         cells=cells_of(top),
         top=top,
         class_bins=class_bins_of(probs, labels, weights, n_bins=n_bins) if classwise else None,

@@ -32,7 +32,7 @@ class Stream(Metric):
 
     The state is that of `calibrant.core.binning.Summary`: the cells of confidence (1 MB, and once more for the positive one of
     two classes), the first 65,536 examples (1 MB, or 1.5 of two classes; as long as there are no more, every metric is exact),
-    eight totals and, if ``classwise``, sums per class and bin (24·C·M bytes: 0.4 MB at 1,000 classes and 15 bins).
+    some totals and, if ``classwise``, sums per class and bin (24·C·M bytes: 0.4 MB at 1,000 classes and 15 bins).
 
     Its options are those of `CalibrationSuite`.
     """
@@ -43,7 +43,7 @@ class Stream(Metric):
     plot_lower_bound: float | None = 0.0
 
     count: Tensor
-    totals: Tensor
+    weights: Tensor
     cells: Tensor
     kept: Tensor
 
@@ -62,7 +62,7 @@ class Stream(Metric):
         check_choice(n_bins, EXACT_BINS, where=where, name="n_bins")
         super().__init__(**kwargs)
         self.num_classes, self.n_bins, self.ignore_index = int(num_classes), int(n_bins), ignore_index
-        shapes: dict[str, tuple[int, ...]] = {"totals": (8,), "cells": (5, NUM_CELLS)}
+        shapes: dict[str, tuple[int, ...]] = {"weights": (2,), "nll": (3,), "brier": (3,), "cells": (5, NUM_CELLS)}
         if num_classes == 2:
             shapes["positive_cells"] = shapes["cells"]
         if classwise:
@@ -170,7 +170,7 @@ class Stream(Metric):
             raise ValueError(f"{type(self).__name__}: no examples yet. Call `update(probs, labels)` first.")
         sums = {name: getattr(self, name).cpu().clone() for name in self.sums}
         weights, *signed = self.kept[:, :n].cpu()
-        own = None if float(self.totals[0]) == n == float(self.totals[1]) else weights
+        own = None if float(self.weights[0]) == n == float(self.weights[1]) else weights
         tops = [TopLabel(values.abs(), (~values.signbit()).double(), own) for values in signed] if n <= KEPT_EXAMPLES else []
         named: dict[str, Any] = dict(zip(("top", "positive_top"), tops, strict=False))
         return Summary(n=n, size=size, num_classes=self.num_classes, n_bins=self.n_bins, **sums, **named)

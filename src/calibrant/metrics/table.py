@@ -102,7 +102,7 @@ _SCORES = {
         unit="nats",
         largest=float("inf"),
         group="score",
-        read=lambda summary: summary.nll[0] / summary.totals[0],
+        read=lambda summary: summary.nll[0] / summary.weights[0],
         interval=lambda evidence, _: intervals.mean_interval(
             evidence.summary.nll, weight=evidence.summary.weight, size=evidence.size
         ),
@@ -114,7 +114,7 @@ _SCORES = {
         meaning="squared error, summed over classes",
         largest=2.0,
         group="score",
-        read=lambda summary: summary.brier[0] / summary.totals[0],
+        read=lambda summary: summary.brier[0] / summary.weights[0],
         interval=intervals.brier_interval,
     ),
     "aurc": Metric(
@@ -204,7 +204,7 @@ _SCORES = {
         is_calibration=True,
         unit="%",
         classwise=True,
-        read=lambda summary: (summary.by_class[1] - summary.by_class[2]).abs().sum() / summary.totals[0] / summary.num_classes,
+        read=lambda summary: (summary.by_class[1] - summary.by_class[2]).abs().sum() / summary.weights[0] / summary.num_classes,
         interval=intervals.classwise_interval,
     ),
     "signed_gap": Metric(

@@ -12,7 +12,8 @@ from helpers import golden, mixed_gaps
 
 def fields(summary: Summary) -> list[torch.Tensor]:
     assert summary.class_counts is not None
-    return [torch.tensor([summary.n, summary.size]), summary.totals, summary.cells, summary.by_class, summary.class_counts]
+    totals = torch.cat([torch.tensor([summary.n, summary.size]), summary.weights, summary.nll, summary.brier])
+    return [totals, summary.cells, summary.by_class, summary.class_counts]
 
 
 def test_summarize_two_examples_gives_hand_computed_sums() -> None:

@@ -171,7 +171,7 @@ def test_merge_is_associative_and_commutative(sizes: tuple[int, int, int], seed:
         suites.append(suite)
     a, b, c = suites
     left, right, other = a.merge(b).merge(c), a.merge(b.merge(c)), c.merge(a, b)
-    for name in ("count", "totals", "cells", "class_bins", "class_counts"):
+    for name in ("count", "weights", "nll", "brier", "cells", "class_bins", "class_counts"):
         assert torch.allclose(getattr(left, name), getattr(right, name), rtol=1e-14, atol=1e-13)
         assert torch.allclose(getattr(left, name), getattr(other, name), rtol=1e-14, atol=1e-13)
     assert_same(left.compute(), right.compute(), tolerance=1e-7)
@@ -449,7 +449,7 @@ def test_summary_is_that_of_the_predictions() -> None:
     expected = summarize(Predictions(probs=probs, labels=labels, weights=weights))
     assert (found.n, found.num_classes, found.n_bins) == (1000, 4, 15)
     assert found.weight == pytest.approx(expected.weight)
-    for name in ("totals", "cells", "class_bins", "class_counts"):
+    for name in ("weights", "nll", "brier", "cells", "class_bins", "class_counts"):
         assert torch.allclose(getattr(found, name), getattr(expected, name), atol=1e-9), name
     joined = found + expected
     assert joined.n == 2000
