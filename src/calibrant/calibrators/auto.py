@@ -41,14 +41,14 @@ from calibrant.metrics.paired import paired_test
 __all__ = ["AutoCalibrator", "CalibratedModel", "Ranked", "Repaired"]
 
 Folds: TypeAlias = "int | str | BaseCrossValidator | Iterable[tuple[npt.ArrayLike, npt.ArrayLike]]"
-# Called before each fit, with the name of the method, which part of the examples is held out and how many parts there are.
+# Called before each fit, with the name of the method, the number of the fold and how many folds there are.
 Progress = Callable[[str, int, int], None]
 
-# Of the gain of the best method, a simpler one must keep this share to be taken instead.
+# Share of the best method's gain that a simpler one must keep to be taken instead.
 _KEPT_GAIN = 0.95
-# Standard errors by which a method must be worse than the best so far to be given up.
-_GIVEN_UP = 3.0
-# How often a gain may be chance.
+# A method that is worse than the best so far by so many standard errors is dropped.
+_DROPPED = 3.0
+# Largest p-value of a gain that can be trusted.
 _CHANCE = 0.05
 _NORMAL = NormalDist()
 
@@ -66,12 +66,11 @@ class Ranked(NamedTuple):
     Attributes:
         name: Its name; "none" is doing nothing.
         score: Mean held-out score per example; lower is better.
-        gain: Mean score of doing nothing minus its own: positive is an improvement. Of a method given up early, that of the
+        gain: Mean score of doing nothing minus its own: positive is an improvement. For a method that was dropped, that of the
             best one less what this one lost to it on the same examples.
         gain_low: Lower end of the 95 % interval of the gain.
         gain_high: Upper end.
-        p_value: How often any of the methods tried would seem to gain as much if doing nothing were right, that is, if labels
-            came from the probabilities as they are.
+        p_value: How often any of the methods would seem to gain as much if labels came from the probabilities as they are.
         failure: Why it was not used, or None: its fit failed, or cannot be trusted on these data.
         note: Why it was chosen, or not.
     """
@@ -92,10 +91,10 @@ class Ranked(NamedTuple):
 
 
 def gains_of(log_probs: Tensor, idle: Tensor, labels: Tensor, score: Callable[[Tensor], Tensor]) -> Tensor:
-    """What log-probabilities ``[N, C]`` gain on those of doing nothing, by a score as in `SCORES`; ``[3, N]``.
+    """What log-probabilities ``[N, C]`` gain over ``idle`` ones, by a score as in `SCORES`; ``[3, N]``.
 
-    The gain for the label; what it would be on average if the label came from the probabilities as they are, which is never
-    above zero; and the variance it would have then.
+    The gain for the label; and its mean, which is never above zero, and variance if labels came from the ``idle``
+    probabilities.
     """
     probs = idle.exp()
     # A class that has no chance adds nothing.
@@ -106,7 +105,7 @@ def gains_of(log_probs: Tensor, idle: Tensor, labels: Tensor, score: Callable[[T
 
 
 def mean_and_error(values: Tensor, weights: Tensor) -> tuple[float, float]:
-    """Weighted mean of what is known of ``values [N]``, and its standard error."""
+    """Weighted mean of the ``values [N]`` that are not NaN, and its standard error."""
     known = ~values.isnan()
     values, shares = values[known], weights[known] / weights[known].sum()
     mean = shares @ values
@@ -116,7 +115,7 @@ def mean_and_error(values: Tensor, weights: Tensor) -> tuple[float, float]:
 
 
 def rank(gains: Mapping[str, Tensor], weights: Tensor, best: str, idle: float) -> dict[str, Ranked]:
-    """Rank methods by their gains; ``best`` was tried on every example, and doing nothing has the mean score ``idle``."""
+    """Rank methods by their gains; ``best`` has a gain for every example, and doing nothing the mean score ``idle``."""
     most, _ = mean_and_error(gains[best][0], weights)
     ranked = {}
     for name, (found, expected, variance) in gains.items():
@@ -134,10 +133,10 @@ def rank(gains: Mapping[str, Tensor], weights: Tensor, best: str, idle: float) -
 def choose(ranked: Mapping[str, Ranked], gains: Mapping[str, Tensor], weights: Tensor) -> str:
     """Return the name of the method to take; names are in order, "none" and then the simplest first.
 
-    Only what is clearly better than doing nothing can be chosen: with a p-value of at most 5 %, which knows how many methods
-    were tried and of the rare mistakes that a sure model has yet to make, and a gain above 1.6 standard errors. Of these it is
-    the simplest that keeps 95 % of the best one's gain and is worse by at most one standard error of their difference, unless a
-    simpler one gains more. (A method that varies much from example to example is never clearly worse than the best.)
+    Only a method that is clearly better than doing nothing can be chosen: with a p-value of at most 5 %, which allows for the
+    number of methods and for the rare mistakes that a sure model has yet to make, and a gain above 1.6 standard errors. Of
+    these it is the simplest that keeps 95 % of the best one's gain and is worse by at most one standard error of their
+    difference (a method that varies much is never clearly worse), unless a simpler one gains more.
     """
     clear = [name for name, entry in ranked.items() if is_clear(entry)]
     if not clear:
@@ -153,7 +152,7 @@ def choose(ranked: Mapping[str, Ranked], gains: Mapping[str, Tensor], weights: T
 
 
 def is_clear(entry: Ranked) -> bool:
-    """Whether a gain is too large for chance, among the examples as among the methods."""
+    """Whether a gain is too large for chance."""
     error = (entry.gain_high - entry.gain) / _NORMAL.inv_cdf(0.975)
     return entry.p_value <= _CHANCE and entry.gain > _NORMAL.inv_cdf(1 - _CHANCE) * error
 
@@ -175,7 +174,7 @@ def advise(ranking: Sequence[Ranked], chosen: str, score: str) -> str:
 
 
 def candidates() -> dict[str, type[Calibrator]]:
-    """Calibrators to try, simplest first: those of the table that say so."""
+    """Calibrators to try, simplest first."""
     from calibrant.calibrators import CALIBRATORS
 
     return {name: kind for name, kind in CALIBRATORS.available().items() if kind.in_auto}
@@ -185,13 +184,13 @@ def candidates() -> dict[str, type[Calibrator]]:
 class AutoCalibrator(Calibrator):
     """Tries every calibrator on held-out parts of the fit data, ranks them, and fits the best on all of it.
 
-    Every method predicts each example from a fit that has not seen it. A method is chosen only if it is clearly better than
-    doing nothing, however many were tried; the simplest that keeps nearly all of the best one's gain is taken (`choose`).
-    Methods that are clearly worse than the best after some of the parts are not fitted to the others.
+    Every method predicts each example from a fit that has not seen it. The simplest one is taken that keeps nearly all of the
+    best one's gain, if that is clearly better than doing nothing, however many were tried. Methods that are clearly worse than
+    the best after some folds are dropped.
 
-    A method that cannot be trusted on the data is not used, and the ranking says why: it would warn of too few examples, it
-    learns something of every class and a class has no example (or there are fewer than 100 in all), or its temperature ends at
-    a bound. None is used where the model makes no mistake, or all labels are the same.
+    A method that cannot be trusted on the data is not used, and the ranking says why: it would warn of too few examples; it
+    learns something for each class, and one has no example or there are fewer than 100 in all; or its temperature ends at a
+    bound. None is used if the model makes no mistake, or all labels are the same.
 
     Args:
         methods: Names from `CALIBRATORS`; all that take logits ``[N, C]`` by default.
@@ -204,8 +203,8 @@ class AutoCalibrator(Calibrator):
         best_: The fitted calibrator; an `Identity` if doing nothing is best.
         best_name_: Its name in the ranking.
         advice_: What was found, in a sentence.
-        candidates_: Name → calibrator of every method that was used, with the hyper-parameters that were chosen for it; only
-            the best is fitted. Not kept in files.
+        candidates_: Name → calibrator of every method that was used, with the hyper-parameters chosen for it; only the best is
+            fitted. Not kept in files.
 
     Example:
         >>> from calibrant.data.synthetic import synthetic_predictions
@@ -227,7 +226,7 @@ class AutoCalibrator(Calibrator):
     _progress: Progress | None = field(default=None, init=False)
 
     def on_progress(self, progress: Progress) -> AutoCalibrator:
-        """Have ``progress(name, part, n_folds)`` called before each fit; return this calibrator."""
+        """Have ``progress(name, fold, n_folds)`` called before each fit; return this calibrator."""
         self._progress = progress
         return self
 
@@ -246,14 +245,14 @@ class AutoCalibrator(Calibrator):
         failures = {name: doubt for name, made in tried.items() if (doubt := _doubt(made, data, self.few_samples))}
         self.candidates_ = {name: calibrator for name, calibrator in tried.items() if name not in failures}
         idle = data.logits.double().log_softmax(1)
-        gains, given_up = self._race(data, idle, failures)
-        alive = [name for name in gains if name not in given_up]
+        gains, dropped = self._race(data, idle, failures)
+        alive = [name for name in gains if name not in dropped]
         best = max(alive, key=lambda name: mean_and_error(gains[name][0], data.weights)[0])
         scores = SCORES[self.scoring][1](idle).gather(1, data.labels.unsqueeze(1)).squeeze(1)
         ranked = rank(gains, data.weights, best, mean_and_error(scores, data.weights)[0])
         chosen = choose({name: ranked[name] for name in alive}, gains, data.weights)
         notes = {name: "the gain may be chance" for name, entry in ranked.items() if entry.gain > 0 and not is_clear(entry)}
-        notes |= given_up | {chosen: "chosen"}
+        notes |= dropped | {chosen: "chosen"}
         used = sorted((entry._replace(note=notes.get(name, "")) for name, entry in ranked.items()), key=lambda e: -e.gain)
         self.ranking_ = (*used, *(Ranked(name, failure=why, note="not used") for name, why in failures.items()))
         self.best_name_, self.advice_ = chosen, advise(self.ranking_, chosen, self.scoring)
@@ -263,26 +262,26 @@ class AutoCalibrator(Calibrator):
         return {}
 
     def _race(self, data: FitData, idle: Tensor, failures: dict[str, str]) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """Measure gains by fits that have not seen the example, fold by fold; give up what is clearly worse than the best.
+        """Measure gains over ``idle`` log-probabilities, fold by fold, and drop what is clearly worse than the best.
 
-        Returns gains over the log-probabilities ``idle``, and a note for the methods given up; adds to ``failures``.
+        Returns the gains, and a note for each method dropped; adds to ``failures``.
         """
         _, score = SCORES[self.scoring]
-        # Gains are not a number where a method was not tried.
+        # NaN where a method was not tried.
         gains = {"none": torch.zeros(3, len(data), dtype=torch.float64)}
         gains |= {name: torch.full_like(gains["none"], torch.nan) for name in self.candidates_}
-        given_up: dict[str, str] = {}
-        for part, (kept, rows) in enumerate(data.folds(self.n_folds, seed=self.seed), 1):
+        dropped: dict[str, str] = {}
+        for fold, (kept, rows) in enumerate(data.folds(self.n_folds, seed=self.seed), 1):
             seen, unseen = data.subset(kept), data.subset(rows)
-            for name in [name for name in self.candidates_ if name not in given_up]:
+            for name in [name for name in self.candidates_ if name not in dropped]:
                 if self._progress:
-                    self._progress(name, part, self.n_folds)
+                    self._progress(name, fold, self.n_folds)
                 try:
                     with warnings.catch_warnings():
-                        # What was left out in a fold is no news, but a temperature at its bound is not to be used.
+                        # A fold may well lack a class, but a temperature at its bound must not be used.
                         warnings.simplefilter("ignore", CalibrationWarning)
                         warnings.simplefilter("error", BoundWarning)
-                        if part == 1:
+                        if fold == 1:
                             self.candidates_[name] = self.candidates_[name].tuned(seen)
                         fitted: Calibrator = clone(self.candidates_[name])
                         fitted.learn(seen)
@@ -290,13 +289,13 @@ class AutoCalibrator(Calibrator):
                 except (FitError, CalibrationWarning) as failure:
                     failures[name] = str(failure)
                     del self.candidates_[name], gains[name]
-            alive = ["none", *(name for name in self.candidates_ if name not in given_up)]
+            alive = ["none", *(name for name in self.candidates_ if name not in dropped)]
             best = max(alive, key=lambda name: mean_and_error(gains[name][0], data.weights)[0])
             for name in alive[1:]:
                 lost, error = mean_and_error(gains[best][0] - gains[name][0], data.weights)
-                if lost > _GIVEN_UP * error and part < self.n_folds:
-                    given_up[name] = f"given up after {part} of {self.n_folds} parts"
-        return gains, given_up
+                if lost > _DROPPED * error and fold < self.n_folds:
+                    dropped[name] = f"dropped after {fold} of {self.n_folds} folds"
+        return gains, dropped
 
     def as_layer(self, *, dtype: torch.dtype | None = None) -> nn.Module:
         """Return the best calibrator as a module; ``dtype`` as in `wrap`."""
@@ -316,21 +315,21 @@ class AutoCalibrator(Calibrator):
 
 
 def _nothing_to_learn(data: FitData) -> str:
-    """Says that the examples cannot show how sure to be; empty if they can."""
+    """Says that no example shows how sure to be; empty if some do."""
     if bool((data.logits.argmax(1) != data.labels).any()) and bool((data.labels != data.labels[0]).any()):
         return ""
     return "every example is predicted right, or has the same label, so that they cannot show how sure to be. Use other data."
 
 
 def _doubt(calibrator: Calibrator, data: FitData, fewest: int) -> str:
-    """Why a method is not tried; empty if it is. To learn something of every class takes ``fewest`` examples or more."""
+    """Why a method is not tried; empty if it is. To learn something for each class takes ``fewest`` examples or more."""
     few = data.too_few(fewest, what="a choice of this method") if not calibrator.few_samples else ""
     return next(filter(None, [_nothing_to_learn(data), *calibrator.doubts(data), few]), "")
 
 
 @dataclass(frozen=True, repr=False)
 class Repaired:
-    """What a repair was and did.
+    """A repair, and what it did.
 
     Attributes:
         calibrator: The fitted calibrator; ``wrap(model)`` makes it part of the network, ``save(path)`` keeps it.
@@ -348,7 +347,7 @@ class Repaired:
 
     @property
     def fitted(self) -> Calibrator:
-        """The calibrator that is applied: of an `AutoCalibrator` the one it chose."""
+        """The calibrator that is applied: that which an `AutoCalibrator` chose."""
         return self.calibrator.best_ if isinstance(self.calibrator, AutoCalibrator) else self.calibrator
 
     @property
@@ -498,7 +497,7 @@ class CalibratedModel(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # ty
             parts = []
             for kept, rows in check_cv(self.cv, y, classifier=True).split(X, y):
                 fitted = self._fitted(X, y, sample_weight, kept)
-                # A class may have no example among those the copy was fitted to.
+                # The copy may not know every class.
                 part = np.full((len(rows), len(encoder.classes_)), -np.inf)
                 part[:, encoder.transform(fitted.classes_)] = log_probs_of(fitted, _safe_indexing(X, rows))
                 parts.append((rows, part))
@@ -508,7 +507,7 @@ class CalibratedModel(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # ty
             setattr(self, name, getattr(self.estimator_, name))
         weights = None if sample_weight is None else _safe_indexing(sample_weight, held_out)
         labels = encoder.transform(_safe_indexing(y, held_out))
-        # Zeros beside nothing nearly as small are counts, as of a forest's votes: such a label may well come.
+        # Zeros beside nothing nearly as small are counts, such as votes of a forest: these labels may well come up.
         zeros = np.isneginf(logits)
         floor = 1 / logits.size if zeros.any() and np.exp(logits[~zeros].min()) >= 1 / logits.size else None
         self.calibrator_ = clone(calibrator_of(self.method)).fit(logits, labels, weights=weights, floor=floor)

@@ -197,7 +197,7 @@ def test_auto_gives_up_what_is_clearly_worse_and_ranks_it_where_it_stood() -> No
     assert tried.count("temperature") == 5 > parts
     assert [part for name, part, of in called if name == "temperature" and of == 5] == [1, 2, 3, 4, 5]
     entries = {entry.name: entry for entry in auto.ranking_}
-    assert entries["isotonic"].note == f"given up after {parts} of 5 parts"
+    assert entries["isotonic"].note == f"dropped after {parts} of 5 folds"
     assert entries["isotonic"].gain < entries["temperature"].gain
     assert entries["isotonic"].score == pytest.approx(entries["none"].score - entries["isotonic"].gain)
 
