@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -121,20 +120,11 @@ def _add_noise(pixels: Tensor, severity: int, generator: torch.Generator) -> Ten
 
 
 def _blur(pixels: Tensor, severity: int, generator: torch.Generator) -> Tensor:
+    from scipy.ndimage import gaussian_filter
+
     sigma = (0.4, 0.6, 0.7, 0.8, 1.0)[severity - 1]
-    rows, columns = (_blur_matrix(n, sigma, like=pixels) for n in pixels.shape[1:3])
-    # As two products of matrices it takes a tenth of the time of a convolution with one channel.
-    blurred: Tensor = rows @ pixels.permute(0, 3, 1, 2) @ columns.T
-    return blurred.permute(0, 2, 3, 1)
-
-
-def _blur_matrix(n: int, sigma: float, *, like: Tensor) -> Tensor:
-    """Return ``[n, n]``: row i holds what each pixel of a line adds to pixel i; the ends stand for all that lies beyond."""
-    radius = math.floor(4 * sigma + 0.5)
-    offsets = torch.arange(-radius, radius + 1)
-    weight = torch.softmax(-offsets.double().square() / (2 * sigma**2), 0).expand(n, -1)
-    places = (torch.arange(n).unsqueeze(1) + offsets).clamp(0, n - 1)
-    return torch.zeros(n, n, dtype=torch.float64).scatter_add(1, places, weight).to(like)
+    blurred = gaussian_filter(pixels.cpu().numpy(), (0, sigma, sigma, 0), mode="nearest")
+    return torch.from_numpy(blurred).to(pixels.device)
 
 
 def _lower_contrast(pixels: Tensor, severity: int, generator: torch.Generator) -> Tensor:
