@@ -28,7 +28,7 @@ from calibrant.paper.reproduce import Reproduction, plan_reproduction, run_repro
 from calibrant.report.rows import INFO_NAMES, Row, Table
 
 # Left out where a terminal is narrow, after what packages add. Error and ECEs stay, and what tells rows of one method apart.
-_DROP = ("p if calibrated", "Trained on", "Classwise ECE", "MCE", "ACE", "NLL", "Seeds")
+_DROP = ("calibrated", "trained", "classwise_ece", "mce", "ace", "nll", "seeds")
 
 
 def compare_methods(
@@ -135,9 +135,9 @@ def show_table(table: Table, *, console: Terminal) -> None:
     """Print every section of a comparison's table, as wide as the terminal allows, and what its signs mean."""
     units = [f"{column.name} %" if column.percent else column.name for column in table.columns]
     names = ["Method", *(INFO_NAMES[name] for name in table.info), *units]
-    plain = [name.removesuffix(" %") for name in names]
-    added = [column.name for column in table.columns if column.name not in ("Binary ECE", "Error", "ECE", *_DROP)]
-    drop = [plain.index(name) for name in (*added, *_DROP) if name in plain]
+    keys = ["", *table.info, *(column.key for column in table.columns)]
+    added = [column.key for column in table.columns if column.key not in ("error", "ece", "binary_ece", *_DROP)]
+    drop = [keys.index(key) for key in (*added, *_DROP) if key in keys]
     # A sign in place of bold, where the terminal, or a file, has none.
     best = "*" if console.color_system is None else ""
     for section in table.sections:
