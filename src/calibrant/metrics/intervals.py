@@ -15,9 +15,9 @@ confidence bin) with accuracy :math:`a_k` becomes
 
 which, for each value of :math:`\sum_k w_k |g_k|`, is the most likely set of gaps (for normal noise of variance
 :math:`a_k (1 - a_k) / n_k`; a Lagrange multiplier gives it): all of them shrink or grow. In the second only those that stand
-out most from chance are there; for SECE and MMCE there is a third, with the same gap everywhere. Each truth is tried with
-2.5 % at either end; towards the calibrated one, which has no error below it, the 5 % move to the upper end. Accuracies end at
-0 and 1, and so do truths; beyond the last one the observed error is taken to move as the true one does.
+out most from chance are there; for SECE, smECE and MMCE there is a third, with the same gap everywhere. Each truth is tried
+with 2.5 % at either end; towards the calibrated one, which has no error below it, the 5 % move to the upper end. Accuracies
+end at 0 and 1, and so do truths; beyond the last one the observed error is taken to move as the true one does.
 
 Reference: Chuang and Lai, Statistica Sinica 10, 2000.
 """

@@ -183,7 +183,7 @@ _SCORES = {
         label="smooth ECE",
         meaning="gap at the scale that its own size sets",
         read=_of_examples(kernel.smooth_calibration_error),
-        interval=intervals.Inversion(of.smece_of_levels),
+        interval=intervals.Inversion(of.smece_of_levels, families=intervals.KERNEL_FAMILIES),
         of_levels=of.smece_of_levels,
         compared=False,
     ),

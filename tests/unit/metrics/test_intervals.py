@@ -381,17 +381,18 @@ def test_intervals_where_nothing_was_seen_to_be_wrong_allow_for_errors_unseen() 
         assert scores["error"].high <= scores[key].high < 0.03, key
 
 
-def test_interval_of_the_mmce_holds_a_gap_of_one_sign() -> None:
+@pytest.mark.parametrize(("key", "gap"), [("mmce", 0.04), ("smece", 0.08)])
+def test_interval_of_a_kernel_error_holds_a_gap_of_one_sign(key: str, gap: float) -> None:
     # Chance gives gaps of either sign, which a kernel averages away: with truths in which those grow, 85 % of these held it.
     confidence = torch.linspace(0.3, 0.95, 400, dtype=torch.float64)
     probs, rng = torch.stack([confidence, *[(1 - confidence) / 9] * 9], dim=1), np.random.default_rng(0)
-    true = 0.04 * float((-(confidence[:, None] - confidence).abs() / 0.4).exp().mean().sqrt())
+    norm = float((-(confidence[:, None] - confidence).abs() / 0.4).exp().mean().sqrt()) if key == "mmce" else 1.0
     held = []
     for seed in range(60):
-        labels = torch.from_numpy(rng.random(400) > (confidence - 0.04).numpy()).long()
+        labels = torch.from_numpy(rng.random(400) > (confidence - gap).numpy()).long()
         evidence = evidence_of(Predictions(probs=probs, labels=labels), seed=seed, n_resamples=100)
-        low, high = METRICS["mmce"].interval(evidence, 0.0)  # type: ignore[misc]
-        held.append(low <= true <= high)
+        low, high = METRICS[key].interval(evidence, 0.0)  # type: ignore[misc]
+        held.append(low <= gap * norm <= high)
     assert np.mean(held) >= 0.9
 
 
