@@ -87,10 +87,10 @@ def test_shapes_each_mistake_is_named(probs: torch.Tensor, labels: torch.Tensor,
     [
         ([[0.5, 0.5], [float("nan"), 0.5]], "`probs` must be finite, got nan in row 1"),
         ([[float("inf"), 0.5], [0.5, 0.5]], "`probs` must be finite, got inf in row 0"),
-        ([[0.5, 0.5], [3.0, -2.0]], r"`probs` must lie in \[0, 1\], got values from -2 to 3.*logits"),
+        ([[0.5, 0.5], [3.0, -2.0]], r"`probs` must lie in \[0, 1\], got values from -2 to 0.5.*logits"),
         ([[0.5, 0.5], [0.5, 0.6]], r"rows of `probs` must sum to 1 \(within 1e-06\), got 1.1 in row 1. Normalise"),
         ([[0.5, 0.5], [0.0, 0.0]], "rows of `probs` must sum to 1"),
-        ([[0.5, 0.5], [1.0, -1e-9]], r"`probs` must lie in \[0, 1\], got values from -1e-09 to 1.*clip"),
+        ([[0.5, 0.5], [1.0, -1e-9]], r"`probs` must lie in \[0, 1\], got values from -1e-09 to 0.5.*clip"),
         ([[50.0, 50.0], [90.0, 10.0]], r"`probs` must lie in \[0, 1\], got values from 10 to 90.* percentages"),
     ],
 )
