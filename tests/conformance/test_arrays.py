@@ -65,6 +65,7 @@ ARRAYS = {
     "list of arrays": list,
     "pandas": lambda values: frame("pandas", values),
     "pandas, other index": lambda values: frame("pandas", values).iloc[::-1].iloc[::-1].set_axis(range(7, 7 + len(values))),
+    "pandas, nullable": lambda values: frame("pandas", values).convert_dtypes(),
     "polars": lambda values: frame("polars", values),
     "jax": lambda values: import_module("jax.numpy").asarray(values),
     "foreign": Foreign,

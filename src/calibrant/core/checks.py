@@ -48,6 +48,8 @@ def to_tensor(value: object, *, where: str, name: str) -> Tensor:
     refuse_masked(value, where=where, name=name)
     try:
         array = np.asarray(value)
+        # So numpy reads nullable columns of a data frame, and those of Arrow.
+        array = array.astype(float) if array.dtype == object and array.ndim else array
         if array.dtype.kind not in "fiub":
             raise TypeError(array.dtype)
         # torch cannot compare wide unsigned integers, and has neither long doubles nor another byte order.
