@@ -283,12 +283,11 @@ CANNOT = {
         "check_classifiers_train check_supervised_y_2d"
     ),
     "the second argument is called `labels`; `y` is a keyword": "check_fit_score_takes_y",
-    "arrays of objects are refused": "check_dtype_object",
     "they are refused, but in other words": (
         "check_all_zero_sample_weights_error check_complex_data check_estimators_empty_data_messages "
         "check_estimator_sparse_tag check_estimator_sparse_array check_estimator_sparse_matrix "
         "check_classifiers_regression_target check_fit2d_1feature check_fit2d_predict1d check_requires_y_none "
-        "check_n_features_in_after_fitting"
+        "check_n_features_in_after_fitting check_dtype_object"
     ),
 }
 # Checks that some cannot pass.

@@ -205,7 +205,8 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
 
         Args:
             logits: Scores ``[N, C]`` (or dense ``[N, C, ...]``) whose softmax is the probability; or a `Predictions`, which
-                may be made from probabilities: ``fit(Predictions(probs=probs, labels=labels))``.
+                may be made from probabilities: ``fit(Predictions(probs=probs, labels=labels))``. Of two classes also the
+                log-odds ``[N]`` or ``[N, 1]`` of class 1.
             labels: Class indices ``[N]`` in ``[0, C)``, whole numbers of any type; not with a `Predictions`.
             weights: Sample weights ``[N]``, non-negative; those of the `Predictions` by default.
             ignore_index: Label that marks examples to leave out; not with a `Predictions`, which has left them out.
@@ -227,7 +228,7 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
             records = [as_predictions(logits, labels, where=where, weights=weights, ignore_index=ignore_index)]
             refuse_test_split(records[0], where=where)
         else:
-            scores = _floating(logits, where=where)
+            scores = _read_logits(logits, where=where)
             given = {"labels": labels, "weights": weights, "ignore_index": ignore_index}
             samples = scores if self.takes_samples and scores.ndim == 3 else [scores]
             records = [Predictions(logits=sample, **given) for sample in samples]  # type: ignore[arg-type]
@@ -313,7 +314,7 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
 
         Args:
             logits: Scores ``[N, C]`` (or dense ``[N, C, ...]``), as tensor, numpy array or nested list; or a `Predictions`.
-                Of probabilities, pass the logarithm. Of two classes also the log-odds ``[N]`` of class 1.
+                Of probabilities, pass the logarithm. Of two classes also log-odds, as in `fit`.
 
         Returns:
             Probabilities shaped as the logits (``[N, 2]`` for log-odds): a tensor on the same device for a tensor (or a
@@ -337,9 +338,7 @@ class Calibrator(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
 
     def _predict(self, logits: ArrayLike | Predictions, *, as_probs: bool = False) -> Tensor | Array:
         given = logits.logits if isinstance(logits, Predictions) else logits
-        scores = _floating(given, where=type(self).__name__)
-        if scores.ndim == 1 and getattr(self, "num_classes_", None) == 2:
-            scores = both_classes(scores, "logits")
+        scores = _read_logits(given, where=type(self).__name__, num_classes=getattr(self, "num_classes_", 2))
         found = self._checked_log_probs(scores)
         found = (found.exp_() if as_probs else found).to(torch.promote_types(scores.dtype, torch.float32))
         return found if isinstance(given, Tensor) else np.asarray(found.numpy())
@@ -464,9 +463,10 @@ def check_floor(floor: float, num_classes: int, *, where: str) -> float:
     return floor
 
 
-def _floating(logits: ArrayLike, *, where: str) -> Tensor:
+def _read_logits(logits: ArrayLike, *, where: str, num_classes: int = 2) -> Tensor:
     scores = to_tensor(logits, where=where, name="logits")
-    return scores if scores.is_floating_point() else scores.double()
+    scores = scores if scores.is_floating_point() else scores.double()
+    return both_classes(scores.reshape(-1), "logits") if num_classes == 2 and scores.shape[1:] in ((), (1,)) else scores
 
 
 class Identity(Calibrator, formula=lambda logits: logits.log_softmax(-1)):

@@ -296,8 +296,12 @@ def test_pipeline_after_a_model_that_gives_scores() -> None:
 def test_binary_calibrator_takes_log_odds() -> None:
     odds = torch.linspace(-3, 3, 200)
     both = torch.stack([torch.zeros(200), odds], 1)
-    found = TemperatureScaling().fit(both, (odds > 0).long() ^ (torch.arange(200) % 5 == 0).long())
-    new = odds[3:9] / 2
-    expected = found.predict_proba(both[3:9] / 2)
-    assert torch.equal(found.predict_proba(new), expected)
-    assert found.predict(new.numpy()).tolist() == expected.argmax(1).tolist()
+    labels = (odds > 0).long() ^ (torch.arange(200) % 5 == 0).long()
+    expected = TemperatureScaling().fit(both, labels).predict_proba(both[3:9] / 2)
+    # As a network with one output gives them, and as scikit-learn's `decision_function`.
+    for given, new in ((odds.unsqueeze(1), odds[3:9].unsqueeze(1) / 2), (odds.numpy(), odds[3:9].numpy() / 2)):
+        found = TemperatureScaling().fit(given, labels)
+        assert torch.equal(torch.as_tensor(found.predict_proba(new)), expected)
+        assert found.predict(new).tolist() == expected.argmax(1).tolist()
+    with pytest.raises(ValueError, match=r"C = 3 as in the fit, got \[200\]"):
+        FOUND.predict_proba(odds)

@@ -181,7 +181,7 @@ def test_monte_carlo_samples_are_averaged_after_scaling() -> None:
 
 def test_monte_carlo_wrong_shape_is_named() -> None:
     with pytest.raises(ValueError, match=r"`logits` must be \[N, C\]"):
-        MonteCarloTemperatureScaling().fit(torch.zeros(3), torch.zeros(3, dtype=torch.long))
+        MonteCarloTemperatureScaling().fit(torch.zeros(2, 3, 1), torch.zeros(3, dtype=torch.long))
     given, _ = synthetic_predictions(100, 3, split="val")
     found = MonteCarloTemperatureScaling().fit(given)
     with pytest.raises(ValueError, match=r"`logits` must be \[S, N, C\] or \[N, C\]"):
