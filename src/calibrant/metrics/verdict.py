@@ -159,7 +159,8 @@ def _tell_place(positive: PositiveClass, said: str) -> str:
     worst = int((bins.weight * bins.gap.abs()).argmax())
     low, high = (f"{100 * float(edge):.0f}" for edge in bins.edges[worst : worst + 2])
     there, happens = (write_percent(float(part[worst])) for part in (bins.confidence, bins.accuracy))
-    return f"{told}. The largest part of the error lies between {low} and {high}%: {there} predicted, {happens} observed."
+    lies = "goes the other way," if bins.gap[worst] * {"too often": 1, "too rarely": -1}.get(said, 0) < 0 else "lies"
+    return f"{told}. The largest part of the error {lies} between {low} and {high}%: {there} predicted, {happens} observed."
 
 
 def worst_slice(scores: Scores) -> str:

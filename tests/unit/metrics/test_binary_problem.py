@@ -41,7 +41,14 @@ def test_the_place_named_is_where_the_error_is() -> None:
     labels = (np.random.default_rng(0).random(3000) < rates).astype(int)
     scores = measure(probs, labels)
     assert direction(scores) == "too rarely"
-    assert "between 47 and 53%" in verdict(scores)
+    assert "lies between 47 and 53%" in verdict(scores)
+
+
+def test_the_place_with_most_error_may_go_the_other_way() -> None:
+    probs = np.concatenate([np.full(9000, 0.01), np.repeat([0.3, 0.5, 0.7, 0.9], 40)])
+    scores = measure(probs, np.arange(9160) < 135)
+    assert direction(scores) == "too often"
+    assert "error goes the other way, between 0 and 7%: 1.00% predicted, 1.50% observed." in verdict(scores)
 
 
 @pytest.mark.parametrize("label", [0, 1])
