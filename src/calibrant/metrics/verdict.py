@@ -23,7 +23,7 @@ _SLIGHT, _STRONG = 0.02, 0.10
 SIGNIFICANT = 0.05
 # With fewer examples, not to see an error says little.
 FEW = 200
-# A repair that makes one of these worse has its price; one that makes two worse does harm, whatever it does to the ECE.
+# A repair that makes one of these worse has its price; one that makes two worse, or one for nothing, does harm.
 _PRICES = ("error", "nll", "brier")
 _UNLIKE = "The examples it was fitted on seem to be unlike these, or too few"
 # The palette of Okabe and Ito, distinct for all common kinds of colour vision; a grey replaces its yellow, which is too light
@@ -184,13 +184,14 @@ def tell_effect(before: Scores, after: Scores, paired: Mapping[str, Paired]) -> 
         told = f"brings {it} to {to}" + ("" if is_miscalibrated(after) else ", which can no longer be told from calibrated")
     else:
         told = f"leaves {it} at {to}" if was == to else f"changes {it} to {to}, a difference that chance explains ({p})"
-    worse = [key for key in _PRICES if key in paired and judge(key, paired[key]) == "worse"]
-    for metric, key in ((metric_of(key), key) for key in worse or ["error"]):
+    judged = {key: judge(key, paired[key]) for key in _PRICES if key in paired}
+    worse, better = ([key for key in judged if judged[key] == how] for how in ("worse", "better"))
+    for metric, key in ((metric_of(key), key) for key in worse or (not clear and better) or ["error"]):
         old, new = (write_value(scores[key].value, metric.unit) for scores in (before, after))
         told += f"; the {metric.label} goes from {old} to {new}" if old != new else ""
-    if len(worse) > 1:
+    if worse and (len(worse) > 1 or not clear):
         return f"{told}: this repair does harm. {_UNLIKE}; do not use it."
-    if clear:
+    if clear or better:
         return f"{told}."
     if not is_miscalibrated(before):
         return f"{told}: no repair is needed."

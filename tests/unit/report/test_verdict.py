@@ -33,13 +33,14 @@ def repair(
     after_p: float = 0.4,
     error: float = 0.2,
     worse: tuple[str, ...] = (),
+    better: tuple[str, ...] = (),
 ) -> Repair:
     after = made(ece=ece, gap=0.001, p_value=after_p, error=error)
-    risen = {key: Estimate(0.4, 0.3, 0.5) for key in worse if key != "error"}
-    after = replace(after, metrics={**after.metrics, **risen})
+    moved = {key: Estimate(value, 0.1, 0.5) for keys, value in ((worse, 0.4), (better, 0.2)) for key in keys if key != "error"}
+    after = replace(after, metrics={**after.metrics, **moved})
     paired = {
         key: Paired(after[key].value - before[key].value, -0.1, 0.1, p_value if key == "ece" else 0.5) for key in KEYS
-    } | {key: Paired(0.1, 0.05, 0.15, 0.001) for key in worse}
+    } | {key: Paired(-0.1 if key in better else 0.1, -0.2, 0.2, 0.001) for key in worse + better}
     fitted = CALIBRATORS[name]()
     if isinstance(fitted, TemperatureScaling):
         fitted.temperature_ = 1.9
@@ -107,6 +108,18 @@ def test_verdict_says_what_was_found_and_what_not_to_conclude(
             {"ece": 0.039, "p_value": 0.4, "name": "vector", "worse": ("nll", "brier"), "after_p": 0.001},
             "(p = 0.40); the negative log-likelihood goes from 0.3000 to 0.4000; the Brier score",
         ),
+        # What the ECE does not show.
+        (
+            made(ece=0.007, gap=0.001, p_value=0.31),
+            {"p_value": 0.4, "worse": ("nll",)},
+            "goes from 0.3000 to 0.4000: this repair does harm.",
+        ),
+        (
+            made(ece=0.007, gap=0.001, p_value=0.31),
+            {"p_value": 0.4, "better": ("nll",)},
+            "chance explains (p = 0.40); the negative log-likelihood goes from 0.3000 to 0.2000.",
+        ),
+        (made(ece=0.007, gap=0.001, p_value=0.31), {"p_value": 0.4}, "chance explains (p = 0.40): no repair is needed."),
         (
             made(),
             {"ece": 0.08, "name": "isotonic"},
