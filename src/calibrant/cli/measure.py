@@ -447,7 +447,7 @@ def parts_table(
         key, null = main_error(part)
         ece = _value(write_value(part[key].value, "%"), True)
         chance = (_dim(write_interval(part[key], "%")), _dim(write_value(null.mean, "%")))
-        rows.append([name or "(empty)", f"{part.n:,}", write_value(part["error"].value, "%"), ece, *chance, *cells])
+        rows.append([name, f"{part.n:,}", write_value(part["error"].value, "%"), ece, *chance, *cells])
     error = "Binary ECE" if any(part.positive for part in parts.values()) else "ECE"
     return fit_table(
         (head, "Examples", "Error", error, _INTERVAL, "If calibrated", *last), rows, width=width, drop=(5, 4, 6, 2)

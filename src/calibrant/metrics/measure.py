@@ -278,7 +278,7 @@ class Slices:
         found = self._cuts[name]
         if found is None:
             texts, codes = np.unique(values.astype(str), return_inverse=True)
-            return codes, [(0, text) for text in texts.tolist()]
+            return codes, [(0, text or "(empty)") for text in texts.tolist()]
         cuts, ranges = found
         numbers, _ = as_numbers(values)
         return np.where(np.isnan(numbers), len(cuts) + 1, np.searchsorted(cuts, numbers)), list(enumerate(ranges))

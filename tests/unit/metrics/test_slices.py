@@ -48,6 +48,9 @@ def test_what_is_missing_is_a_group_of_its_own_and_close_numbers_keep_their_digi
     assert found["missing"] == 10
     assert len(found) == 6
     assert grouped("dose", dose=np.where(np.arange(N) < 10, "", values.astype(str)))["missing"] == 10
+    sites = np.where(np.arange(N) < 10, "", "a")
+    assert grouped("site", site=sites) == {"(empty)": 10, "a": 990}
+    assert "site: (empty), light: day" in grouped("site,light", site=sites)
 
 
 def test_a_group_that_weighs_nothing_is_left_out() -> None:
