@@ -16,7 +16,7 @@ from calibrant.core.binning import equal_width_bins, equal_width_edges, means_of
 from calibrant.core.checks import ArrayLike
 from calibrant.core.records import Predictions, Scores, as_record
 from calibrant.metrics.measure import class_scores
-from calibrant.metrics.verdict import PALETTE, draw_diagram, known_share, table_rows, verdict, write_estimate
+from calibrant.metrics.verdict import PALETTE, draw_diagram, known_share, metric_of, table_rows, verdict, write_estimate
 from calibrant.report.figures import ReliabilityPanel, panel_of_bins
 from calibrant.report.rows import styles_of
 
@@ -132,7 +132,8 @@ def scores_html(scores: Scores) -> str:
     found = [(metric.label, *write_estimate(scores[key], metric)) for key, metric, _ in table_rows(scores)]
     table = _html_table(f"{scores.n:,} examples", ("value", "95% interval"), found)
     parts = [(name, f"{n:,g}", f"{error:.2%}", f"{ece:.2%}") for name, (n, error, ece) in scores.parts().items()]
-    more = f"<details><summary>Classes and slices</summary>{_html_table('', ('examples', 'error', 'ECE'), parts)}</details>"
+    columns = ("examples", "error", metric_of(scores.main_error[0]).label)
+    more = f"<details><summary>Classes and slices</summary>{_html_table('', columns, parts)}</details>"
     picture = ""
     if len(scores.bins.count):
         figure, buffer = Figure(figsize=(3.6, 3.6), layout="constrained"), io.BytesIO()

@@ -361,10 +361,10 @@ class Repaired:
 
     def __str__(self) -> str:
         lines = [self.advice]
-        for key in ("ece", "nll", "error"):
+        for key in (self.before.main_error[0], "nll", "error"):
             old, new, test = self.before[key], self.after[key], self.paired[key]
             before, after = (f"{entry.value:.4f} [{entry.low:.4f}, {entry.high:.4f}]" for entry in (old, new))
-            lines.append(f"  {key:<6} {before} -> {after}, p = {test.p_value:.2g}")
+            lines.append(f"  {key:<10} {before} -> {after}, p = {test.p_value:.2g}")
         return "\n".join(lines)
 
     __repr__ = __str__

@@ -48,7 +48,6 @@ from calibrant.metrics.verdict import (
     count_examples,
     direction,
     judge,
-    main_error,
     table_rows,
     verdict,
     worst_slice,
@@ -345,7 +344,7 @@ def show_parts(console: Terminal, scores: Scores, classes: int, *, of: str = "")
 def scores_table(scores: Scores, *, width: int) -> Table:
     """Every metric with its value and interval, and what to compare it with."""
     rows: list[Row] = [
-        [metric.label, _value(value, key == main_error(scores)[0]), _dim(interval), _note(scores, key, metric, width)]
+        [metric.label, _value(value, key == scores.main_error[0]), _dim(interval), _note(scores, key, metric, width)]
         for key, metric, _ in table_rows(scores)
         for value, interval in [write_estimate(scores[key], metric)]
     ]
@@ -353,7 +352,7 @@ def scores_table(scores: Scores, *, width: int) -> Table:
 
 
 def _note(scores: Scores, key: str, metric: Metric, width: int) -> Text:
-    expected = {"ece": scores.ece_if_calibrated, main_error(scores)[0]: main_error(scores)[1]}
+    expected = {"ece": scores.ece_if_calibrated, scores.main_error[0]: scores.main_error[1]}
     if key in expected:
         return _dim(f"if calibrated {write_value(expected[key].mean, '%')}")
     if key == ("binary_gap" if scores.positive else "signed_gap"):
@@ -444,7 +443,7 @@ def parts_table(
     last = more or {"": [_direction(part) for part in parts.values()]}
     rows: list[Row] = []
     for (name, part), cells in zip(parts.items(), zip(*last.values(), strict=True), strict=True):
-        key, null = main_error(part)
+        key, null = part.main_error
         ece = _value(write_value(part[key].value, "%"), True)
         chance = (_dim(write_interval(part[key], "%")), _dim(write_value(null.mean, "%")))
         rows.append([name, f"{part.n:,}", write_value(part["error"].value, "%"), ece, *chance, *cells])

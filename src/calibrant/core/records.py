@@ -632,15 +632,20 @@ class Scores:
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"Scores.from_dict: `data` must be what `calibrant measure --json` writes, but {error}.") from None
 
+    @property
+    def main_error(self) -> tuple[str, IfCalibrated]:
+        """Key of the error that decides, and what to expect of it: the ECE, with two classes that of the positive one."""
+        return ("binary_ece", self.positive.if_calibrated) if self.positive else ("ece", self.ece_if_calibrated)
+
     def parts(self) -> dict[str, tuple[float, float, float]]:
-        """Return the number of examples, error rate and ECE of every class and slice that was measured."""
+        """Return the number of examples, error rate and `main_error` of every class and slice that was measured."""
+        key, _ = self.main_error
         classes = {f"class {entry.name}": (entry.count, entry.error, entry.ece) for entry in self.classes}
-        slices = {f"slice {name}": (part.n, part["error"].value, part["ece"].value) for name, part in self.slices.items()}
-        return classes | slices
+        return classes | {f"slice {name}": (part.n, part["error"].value, part[key].value) for name, part in self.slices.items()}
 
     def __str__(self) -> str:
-        null = self.ece_if_calibrated
-        said = f"ece {null.mean:.4f} (95th percentile {null.p95:.4f}); p = {null.p_value:.3g}"
+        key, null = self.main_error
+        said = f"{key} {null.mean:.4f} (95th percentile {null.p95:.4f}); p = {null.p_value:.3g}"
         parts = self.parts()
         wide = max(map(len, (*self.metrics, *parts)))
         return "\n".join(
@@ -649,7 +654,7 @@ class Scores:
                 *(f"  {key:<{wide}}  {e.value:8.4f}  [{e.low:.4f}, {e.high:.4f}]" for key, e in self.metrics.items()),
                 f"  a calibrated model would show {said}",
                 *(
-                    f"  {name:<{wide}}  {count:g} examples, error {error:.4f}, ece {ece:.4f}"
+                    f"  {name:<{wide}}  {count:g} examples, error {error:.4f}, {key} {ece:.4f}"
                     for name, (count, error, ece) in parts.items()
                 ),
             ]

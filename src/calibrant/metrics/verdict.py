@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from calibrant.core.records import Bins, Estimate, IfCalibrated, Paired, PositiveClass, Scores
+from calibrant.core.records import Bins, Estimate, Paired, PositiveClass, Scores
 from calibrant.metrics.intervals import NORMAL_95, rate_interval
 from calibrant.metrics.table import METRICS, Metric
 
@@ -101,14 +101,9 @@ def write_p(p_value: float) -> str:
     return "p < 0.001" if p_value < 0.001 else f"p = {p_value:.3f}" if p_value < 0.1 else f"p = {p_value:.2f}"
 
 
-def main_error(scores: Scores) -> tuple[str, IfCalibrated]:
-    """Key of the calibration error that decides, and what to expect of it; with two classes it is that of the positive one."""
-    return ("ece", scores.ece_if_calibrated) if scores.positive is None else ("binary_ece", scores.positive.if_calibrated)
-
-
 def is_miscalibrated(scores: Scores) -> bool:
     """Whether chance alone would hardly show a calibration error as large as this."""
-    return main_error(scores)[1].p_value < SIGNIFICANT
+    return scores.main_error[1].p_value < SIGNIFICANT
 
 
 def direction(scores: Scores) -> str:
@@ -127,7 +122,7 @@ def direction(scores: Scores) -> str:
 
 def verdict(scores: Scores) -> str:
     """Say in one sentence what the measurement means."""
-    (key, null), positive, said = main_error(scores), scores.positive, direction(scores)
+    (key, null), positive, said = scores.main_error, scores.positive, direction(scores)
     ece, mean, p95 = (write_value(value, "%") for value in (scores[key].value, null.mean, null.p95))
     what = "ECE" if positive is None else f"calibration error of {positive.probability}"
     if not is_miscalibrated(scores):
@@ -165,16 +160,16 @@ def _tell_place(positive: PositiveClass, said: str) -> str:
 
 def worst_slice(scores: Scores) -> str:
     """Name the group whose ECE stands out most above what a calibrated model would show there."""
-    key, _ = main_error(scores)
-    name, worst = max(scores.slices.items(), key=lambda item: item[1][key].value - main_error(item[1])[1].p95)
+    key, _ = scores.main_error
+    name, worst = max(scores.slices.items(), key=lambda item: item[1][key].value - item[1].main_error[1].p95)
     if not is_miscalibrated(worst):
         return "none stands out: each could be that of a calibrated model"
     return f"{name} stands out most, with {metric_of(key).short or metric_of(key).label} {write_value(worst[key].value, '%')}"
 
 
 def tell_effect(before: Scores, after: Scores, paired: Mapping[str, Paired]) -> str:
-    """Say what a repair did to `main_error`, to follow the name of the repair."""
-    key, _ = main_error(before)
+    """Say what a repair did to `Scores.main_error`, to follow the name of the repair."""
+    key, _ = before.main_error
     it, test = f"the {metric_of(key).short or metric_of(key).label}", paired[key]
     was, to = (write_percent(scores[key].value) for scores in (before, after))
     clear, p = was != to and test.p_value < SIGNIFICANT, write_p(test.p_value)

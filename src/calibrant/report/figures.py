@@ -22,7 +22,7 @@ from calibrant.core.checks import check_count
 from calibrant.core.records import Bins, BinSweep, Entry
 from calibrant.metrics.levels import bin_sweep
 from calibrant.metrics.measure import Watched
-from calibrant.metrics.verdict import PALETTE, draw_counts, draw_diagram, intervals_of, main_error
+from calibrant.metrics.verdict import PALETTE, draw_counts, draw_diagram, intervals_of
 from calibrant.report.rows import Mean, Row, Section, Style, group_rows, metric_column, trained_alike
 from calibrant.report.save import (
     COLUMN_WIDTH,
@@ -510,7 +510,7 @@ def draw_reliability_grid(
 def draw_monitor(watched: Watched) -> Figure:
     """Draw calibration error and bias with their intervals, and the evidence with the line of the alarm."""
     windows, at = watched.windows, range(len(watched.windows))
-    key, _ = main_error(windows[0].scores)
+    key, _ = windows[0].scores.main_error
     look = {"marker": "o", "markersize": 2.5}
     with print_figure(TEXT_WIDTH, 5.2) as figure:
         ece, gap, evidence = figure.subplots(3, 1, sharex=True, height_ratios=(3, 2, 2))
@@ -518,7 +518,7 @@ def draw_monitor(watched: Watched) -> Figure:
             value, low, high = 100 * np.array(found, dtype=float).T
             ax.fill_between(at, low, high, color=PALETTE["sky"], alpha=0.35, linewidth=0, label="95 % interval")
             ax.plot(at, value, color=PALETTE["blue"], **look)
-        chance = [100 * main_error(window.scores)[1].p95 for window in windows]
+        chance = [100 * window.scores.main_error[1].p95 for window in windows]
         ece.plot(at, chance, color="0.5", linestyle="--", label="a calibrated model, 95 of 100 times")
         ece.set(ylabel=metric_column(key).heading, ylim=(0, None))
         gap.axhline(0, color="0.5", linewidth=0.6)

@@ -35,7 +35,6 @@ from calibrant.metrics.verdict import (
     intervals_of,
     join_words,
     judge,
-    main_error,
     table_rows,
     tell_effect,
     verdict,
@@ -175,7 +174,7 @@ def render_page(
 
 def give_verdict(scores: Scores, repaired: Repair | None) -> Verdict:
     """Say what was found of predictions, and what a repair, if there was one, did for them."""
-    key, null = main_error(scores)
+    key, null = scores.main_error
     few, ece, said = scores.n < FEW, scores[key], direction(scores)
     tones = {"over-confident": "over", "too often": "over", "under-confident": "under", "too rarely": "under"}
     tone = tones.get(said, "both" if " and " in said else "unsure" if few else "good")
@@ -285,7 +284,7 @@ def _fill(view: dict[str, object], data: dict[str, object]) -> str:
         lstrip_blocks=True,
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
-    writers = (direction, judge, main_error, table_rows, write_estimate, write_interval, write_p, write_value)
+    writers = (direction, judge, table_rows, write_estimate, write_interval, write_p, write_value)
     environment.globals |= {
         "METRICS": METRICS,
         "CALIBRATORS": CALIBRATORS,
@@ -325,7 +324,7 @@ def _predictions_data(
         "calibrators": [
             {
                 "name": _label(entry.name),
-                "ece": scores[main_error(examined.scores)[0]],
+                "ece": scores[examined.scores.main_error[0]],
                 "nll": scores["nll"],
                 "chosen": entry.note == "chosen",
                 "idle": entry.name == "none",

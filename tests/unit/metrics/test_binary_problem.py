@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from calibrant import Predictions, measure
+from calibrant import Predictions, measure, repair
 from calibrant.core.binning import summarize
 from calibrant.core.records import Scores
 from calibrant.metrics import binary_expected_calibration_error, binary_signed_calibration_gap
 from calibrant.metrics.measure import measure_summary
 from calibrant.metrics.paired import paired_test
-from calibrant.metrics.verdict import direction, main_error, tell_effect, verdict
+from calibrant.metrics.verdict import direction, tell_effect, verdict
 
 
 def fraud(times: float, n: int = 6000, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -58,6 +58,16 @@ def test_labels_that_are_all_the_same_are_pointed_out(label: int) -> None:
     assert "same label" not in verdict(measure(probs, np.arange(300) % 100 == label))
 
 
+def test_text_of_scores_and_repairs_is_of_the_positive_class() -> None:
+    probs, labels = fraud(3)
+    given = Predictions.from_binary(probs=probs, labels=labels, columns={"half": np.repeat(["a", "b"], 3000)})
+    scores = measure(given, slice_by="half", n_resamples=100)
+    assert f"would show binary_ece {scores.positive.if_calibrated.mean:.4f}" in str(scores)
+    assert f"binary_ece {scores.slices['a']['binary_ece'].value:.4f}" in str(scores).splitlines()[-2]
+    assert f"{scores.slices['a']['binary_ece'].value:.2%}</td>" in scores._repr_html_()
+    assert "  binary_ece " in str(repair(given.subset(np.arange(9)), given, method="none", n_resamples=100))
+
+
 def test_effect_of_a_repair_is_told_of_the_binary_ece() -> None:
     labels = np.tile([1, 0], 3000)
     before, after = (Predictions.from_binary(probs=np.repeat([0.5 - d, 0.5 + d], 3000), labels=labels) for d in (0.4, 0.1))
@@ -101,7 +111,7 @@ def test_sums_of_parts_give_what_the_whole_gives() -> None:
     whole = Predictions.from_binary(probs=probs, labels=labels)
     parts = [summarize(whole.subset(np.arange(k, k + 300))) for k in (0, 300, 600)]
     joined, expected = measure_summary(parts[0] + parts[1] + parts[2]), measure(whole)
-    assert main_error(joined) == main_error(expected)
+    assert joined.main_error == expected.main_error
     for key in joined:
         assert joined[key] == pytest.approx(expected[key], abs=1e-12), key
 
