@@ -149,7 +149,7 @@ class View:
         # Examples of weight zero may lie beyond the last level in use; they count nothing wherever they are put.
         level = torch.searchsorted(levels.last_cell, cell_index(top.confidence, dtype=top.dtype)).clamp_max(len(levels) - 1)
         self.level, self.confidence = level, top.confidence
-        self.places = _by_block(weights, level * 2 + top.correct.long(), block, rows=2 * len(levels))
+        self.places = _by_block(weights, level * 2 + top.correct.long(), block, shape=(2 * len(levels), int(block.max()) + 1))
         # What to add to the accuracy of each level so that the gaps of bins shrink; and the standard deviation that resamples
         # lack of that of the accuracy of equal-width bins.
         by_width, by_mass = (Gaps(levels, piece) for piece in (levels.bin_index, levels.mass_index))
@@ -180,7 +180,7 @@ class View:
         """Calibration errors ``[R]`` if, in ``rows [n]``, the event occurs where ``uniform [n, R]`` is below its chance."""
         levels, chance = self.levels, self.confidence[rows].float().unsqueeze(1)
         residual = ((uniform < chance).float() - chance).numpy()
-        noise = _by_block(weights, self.level[rows], np.arange(len(rows)), rows=len(levels)) @ residual
+        noise = _by_block(weights, self.level[rows], np.arange(len(rows)), shape=(len(levels), len(rows))) @ residual
         right = levels.share * levels.confidence + torch.from_numpy(noise.T).double()
         of_levels = ((key, metric.of_levels) for key, metric in self.metrics.items() if metric.is_calibration)
         # Levels join examples that are close, so they may show less of an error than the ``values`` of the examples.
@@ -277,11 +277,11 @@ def _draw_counts(n: int, *, n_resamples: int, seed: int) -> Iterator[Array]:
         yield counts
 
 
-def _by_block(values: Tensor, row: Tensor, block: Rows, *, rows: int) -> csr_matrix:
-    """Sum ``values [K]`` by row and block; sparse ``[rows, B]``."""
+def _by_block(values: Tensor, row: Tensor, block: Rows, *, shape: tuple[int, int]) -> csr_matrix:
+    """Sum ``values [K]`` by row and block; sparse, of the ``shape`` [rows, B]."""
     from scipy.sparse import csr_matrix
 
-    return csr_matrix((values.float().numpy(), (row.numpy(), block)), shape=(rows, int(block.max()) + 1))
+    return csr_matrix((values.float().numpy(), (row.numpy(), block)), shape=shape)
 
 
 def _sum_blocks(values: Tensor, block: Rows) -> Array:
@@ -300,7 +300,8 @@ def _class_residuals(predictions: Predictions, weights: Tensor, n_bins: int, blo
     values = probs[number, column].double()
     slot = column * inner + equal_width_index(values, n_bins, dtype=probs.dtype) - 1
     residual = (values - (labels[number] == column).double()) * weights[number]
-    above = _by_block(residual, slot, block[number.numpy()], rows=predictions.num_classes * inner)
+    shape = (predictions.num_classes * inner, int(block.max()) + 1)
+    above = _by_block(residual, slot, block[number.numpy()], shape=shape)
     totals = probs.float() * weights.float()[:, None]
     totals[torch.arange(len(totals)), labels] -= weights.float()
     return above, _sum_blocks(totals, block)

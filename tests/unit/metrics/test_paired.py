@@ -192,6 +192,17 @@ def test_paired_test_infinite_loss_is_worse_than_any() -> None:
     assert paired_test(sure, sure, n_resamples=100)["nll"].p_value == 1.0
 
 
+@pytest.mark.parametrize("unsure", [slice(-1, None), slice(None)], ids=["last", "all"])
+def test_paired_test_of_examples_with_no_probability_above_the_first_bin(unsure: slice) -> None:
+    probs, labels = mixed_gaps(300, 20)
+    first, second = probs.clone(), probs.clone()
+    first[unsure], second[unsure] = 0.05, 0.04
+    second[unsure, :10] = 0.06
+    found = paired_test(*(Predictions(probs=given, labels=labels) for given in (first, second)), n_resamples=100)
+    assert found["classwise_ece"].low < found["classwise_ece"].high
+    assert found["nll"].difference != 0
+
+
 def test_paired_test_of_other_examples_raises() -> None:
     first = Predictions(probs=[[0.9, 0.1], [0.2, 0.8]], labels=[0, 1])
     others = {
