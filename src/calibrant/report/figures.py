@@ -278,7 +278,8 @@ def draw_tradeoff(points: Sequence[TradeoffPoint], *, title: str | None = None, 
     Reference:
         Wang and Golebiowski, TMLR 2024, appendix (predictive-calibration trade-off).
     """
-    with print_figure(*((COLUMN_WIDTH, 2.7) if len(points) <= 6 else (TEXT_WIDTH, 3.4))) as figure:
+    # On a page, which has the names beside it, two figures stand side by side.
+    with print_figure(*((TEXT_WIDTH, 3.4) if legend and len(points) > 6 else (COLUMN_WIDTH, 2.7))) as figure:
         ax = figure.subplots()
         errors = [point.error.mean for point in points]
         edge = 104 * max(error for error in errors if error <= 3 * min(errors)) or math.inf

@@ -315,6 +315,11 @@ def test_draw_tradeoff_front_steps_through_the_best_to_the_edges() -> None:
     assert {text.get_text() for text in legend.get_texts()} == shown >= {"CE", "FLγ-SECE (averaged)"}
 
 
+def test_draw_tradeoff_is_as_wide_on_a_page_however_many_rows_there_are() -> None:
+    few, many = (draw_tradeoff(points_of(places), legend=False) for places in ({"ce": (5.0, 4.0)}, CROWDED))
+    assert many.get_figwidth() == few.get_figwidth()
+
+
 def test_tradeoff_has_a_front_for_each_number_of_training_examples() -> None:
     trained = {"ce": 45000, "focal": 45000, "flgamma-sece": 40000, "ce-dece": 40000}
     entries = [
