@@ -12,8 +12,9 @@ import pytest
 from matplotlib import pyplot as plt
 from matplotlib.container import BarContainer
 
-from calibrant import Predictions, measure, plot, repair
+from calibrant import Predictions, measure, plot, repair, train
 from calibrant.core.records import Scores
+from calibrant.data import load_digits
 from helpers import mixed_gaps
 
 PROBS, LABELS = mixed_gaps(300, 4)
@@ -123,8 +124,11 @@ def test_scores_show_themselves_as_a_table_with_a_diagram_a_plot_and_a_frame() -
 
 def test_no_record_prints_a_matrix() -> None:
     done = repair(VAL, TEST, method="vector", n_resamples=100)
-    for record in (TEST, done, done.before, done.calibrator, done.after.bins):
+    parts = {key: {"name": name} for key, name in {"data": "mixture", "backbone": "mlp", "method": "flgamma-sece"}.items()}
+    run = train(parts | {"train": {"epochs": 1}})
+    for record in (TEST, done, done.before, done.calibrator, done.after.bins, run, load_digits()):
         assert not re.search(r"tensor\(\[\[|array\(\[\[", repr(record))
+        assert len(repr(record)) < 2000
     for record in (done, done.before):
         assert "tensor" not in repr(record)
         assert len(repr(record).splitlines()) > 3

@@ -58,15 +58,15 @@ class ImageSet:
         posterior: True class probabilities ``[N, C]`` where they are known (synthetic sets), else None.
     """
 
-    images: Tensor
-    labels: Tensor
+    images: Tensor = field(repr=False)
+    labels: Tensor = field(repr=False)
     num_classes: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
     class_names: tuple[str, ...] | None = None
     pad: int = 0
     flip: bool = False
-    posterior: Tensor | None = None
+    posterior: Tensor | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         where = "ImageSet"

@@ -162,12 +162,12 @@ class Run:
             scaling.
     """
 
-    recipe: Recipe
-    history: tuple[EpochRecord, ...]
+    recipe: Recipe = field(repr=False)
+    history: tuple[EpochRecord, ...] = field(repr=False)
     best_epoch: int
     val: Predictions
     test: Predictions
-    hyper: dict[str, Tensor]
+    hyper: dict[str, Tensor] = field(repr=False)
     network: Callable[[], nn.Module] = field(repr=False)
     inputs: InputShape
     temperature: float | None = None
