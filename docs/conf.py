@@ -29,6 +29,12 @@ CONTENTS = {
 MODULES = """calibrant calibrant.metrics calibrant.calibrators calibrant.decisions calibrant.plot calibrant.testing
 calibrant.losses calibrant.meta calibrant.integrations.lightning calibrant.integrations.transformers
 calibrant.integrations.trackers calibrant.data calibrant.backbones calibrant.grid calibrant.report calibrant.io""".split()
+# What their functions return without exporting it.
+RETURNED = {
+    "calibrant.core.records": "Scores Estimate IfCalibrated ClassScore PositiveClass Paired Bins BinSweep",
+    "calibrant.metrics.measure": "Watched Window",
+    "calibrant.engine.run": "Run EpochRecord",
+}
 PAGES_ABOVE = {"../CONTRIBUTING.md": "reference/contributing.md", "../CHANGELOG.md": "reference/changelog.md"}
 
 project = "calibrant"
@@ -103,7 +109,11 @@ def write_reference(app: Sphinx) -> None:
             kind = "class" if isinstance(getattr(module, key), type) else "function"
             text += f".. auto{kind}:: {key}\n\n"
         (folder / f"{name}.rst").write_text(text, encoding="utf-8")
-    listed = "".join(f"   {name}\n" for name in MODULES)
+    title = "What functions return"
+    text = f"{title}\n{'=' * len(title)}\n\nThese classes have no promised place of their own: functions hand them to you.\n\n"
+    text += "".join(f".. autoclass:: {module}.{key}\n\n" for module, keys in RETURNED.items() for key in keys.split())
+    (folder / "returned.rst").write_text(text, encoding="utf-8")
+    listed = "".join(f"   {name}\n" for name in [*MODULES, "returned"])
     index = f"Reference\n=========\n\n.. toctree::\n   :maxdepth: 1\n\n{listed}"
     (folder / "index.rst").write_text(index, encoding="utf-8")
     for file, page in PAGES_ABOVE.items():
@@ -126,16 +136,17 @@ def adapt_page(app: Sphinx, page: str, source: list[str]) -> None:
 
 
 def skip_member(app: Sphinx, what: str, name: str, value: object, skip: bool, options: object) -> bool | None:
-    """Leaves out the methods that scikit-learn gives every estimator for the routing of metadata."""
-    return True if re.fullmatch(r"set_\w+_request", name) else None
+    """Leaves out what scikit-learn gives every estimator for the routing of metadata, and Python every field of a tuple."""
+    return True if re.fullmatch(r"set_\w+_request", name) or str(value.__doc__).startswith("Alias for field") else None
 
 
 def name_types(
     app: Sphinx, what: str, name: str, value: object, options: object, arguments: str | None, returned: str | None
 ) -> tuple[str, str] | None:
-    """Writes the name of a type alias in place of its long union."""
+    """Writes the name of a type alias in place of its long union, and a default that Sphinx can read."""
     if arguments is None:
         return None
+    arguments = arguments.replace("<factory>", "{}")
     return re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", arguments), returned or ""
 
 

@@ -101,10 +101,29 @@ def test_page_of_metrics_names_every_metric_and_marks_those_that_are_measured() 
     assert {key for key, mark, _ in rows if mark} == set(measured.metrics)
 
 
+def reference() -> tuple[list[ModuleType], set[str]]:
+    """The modules of the reference, and the classes that are in it beside what these export."""
+    page = (ROOT / "docs" / "conf.py").read_text(encoding="utf-8")
+    modules, returned = re.search(r'MODULES = """(.*?)"""', page, re.DOTALL), re.search(r"RETURNED = {(.*?)}", page, re.DOTALL)
+    assert modules
+    assert returned
+    return [importlib.import_module(name) for name in modules[1].split()], set(re.findall(r"\w+", returned[1]))
+
+
 def test_modules_of_the_reference_promise_names() -> None:
-    listed = re.search(r'MODULES = """(.*?)"""', (ROOT / "docs" / "conf.py").read_text(encoding="utf-8"), flags=re.DOTALL)
-    assert listed
-    assert [name for name in listed[1].split() if not getattr(importlib.import_module(name), "__all__", ())] == []
+    assert [module.__name__ for module in reference()[0] if not getattr(module, "__all__", ())] == []
+
+
+def test_what_functions_return_is_in_the_reference() -> None:
+    modules, listed = reference()
+    exported = {name for module in modules for name in module.__all__}
+    functions = [
+        value for module in modules[:2] for name in module.__all__ if inspect.isfunction(value := getattr(module, name))
+    ]
+    kinds = {function.__globals__.get(function.__annotations__["return"]) for function in functions}
+    returned = {kind.__name__ for kind in kinds if inspect.isclass(kind) and kind.__module__.startswith("calibrant.")}
+    assert returned > {"Run", "Scores"}
+    assert returned <= exported | listed
 
 
 def undocumented(module: ModuleType) -> list[str]:
