@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import warnings
 from pathlib import Path
@@ -292,12 +293,13 @@ def without_labels(path: Path) -> None:
 
 
 def test_saved_onnx_model_gives_the_probabilities_of_the_calibrator(
-    capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, folder: Path, tmp_path: Path
 ) -> None:
     import onnxruntime
 
     code, _, err = repair(capsys, folder, tmp_path / "r.npz", "--method", "vector", "--save-calibrator", tmp_path / "c.onnx")
     assert code == 0, err
+    assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == []
     session = onnxruntime.InferenceSession(tmp_path / "c.onnx", providers=["CPUExecutionProvider"])
     logits = Predictions.load(folder / "test.npz").logits.float()
     (log_probs,) = session.run(["log_probs"], {"logits": logits.numpy()})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import warnings
 from collections.abc import Sequence
@@ -79,14 +80,11 @@ def save_calibrator(calibrator: Calibrator, path: Path) -> None:
         calibrator.save(path)
         return
     layer, example = calibrator.as_layer().eval(), torch.zeros(2, calibrator.num_classes_)
+    given, found, shapes = ["logits"], ["log_probs"], ({0: torch.export.Dim("batch")},)
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it tells everyone that torchvision is not installed
     with warnings.catch_warnings(action="ignore"):
         program = torch.onnx.export(
-            *(layer, (example,)),
-            input_names=["logits"],
-            output_names=["log_probs"],
-            dynamo=True,
-            dynamic_shapes=({0: torch.export.Dim("batch")},),
-            verbose=False,
+            layer, (example,), input_names=given, output_names=found, dynamo=True, dynamic_shapes=shapes, verbose=False
         )
     assert program is not None
     write_file(path, program.model_proto.SerializeToString())
