@@ -456,10 +456,11 @@ class CalibrationMonitor:
             raise ValueError(f"{where}: `times` must be [N] = [{size}], got {list(times.shape)}.")
         if self.window is None:
             return times
-        try:
-            dates = times if times.dtype.kind == "M" else np.char.rstrip(times.astype(str), "Z").astype("datetime64[s]")
-        except ValueError:
-            dates = np.array(["NaT"], dtype="datetime64[s]")
+        with warnings.catch_warnings(action="ignore"):  # that times of a zone become UTC
+            try:
+                dates = times if times.dtype.kind == "M" else times.astype(str).astype("datetime64[s]")
+            except ValueError:
+                dates = np.array(["NaT"], dtype="datetime64[s]")
         if bool(np.isnat(dates).any()):
             raise ValueError(f"{where}: `times` must be dates such as 2024-05-31, got {times[:1].tolist()} or other values.")
         begins = dates.astype(f"datetime64[{_UNITS[self.window]}]")

@@ -50,9 +50,9 @@ def test_windows_hold_the_scores_of_their_examples_whatever_the_order() -> None:
     probs = rng.dirichlet(np.ones(3), 900)
     whole = Predictions(probs=probs, labels=rng.integers(0, 3, 900))
     monitor = CalibrationMonitor(window="week")
-    for part in np.array_split(np.arange(900), 4):
+    for part, zone in zip(np.array_split(np.arange(900), 4), ("", "Z", "+00:00", "+02:00"), strict=True):
         # Text, as a .csv has it.
-        monitor.update(whole.subset(part), [f"{date}T17:00:00Z" for date in dates[part]])
+        monitor.update(whole.subset(part), [f"{date} 17:00:00{zone}" for date in dates[part]])
     watched = monitor.result(n_resamples=100)
     assert [window.name for window in watched.windows] == ["2024-01-29", "2024-02-05"]
     second = measure(whole.subset(dates >= np.datetime64("2024-02-05")), n_resamples=100)
