@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich.live import Live
 from rich.text import Text
 
-from calibrant.cli.terminal import Terminal, fit_table, say, says_how_to_go_on, show_heading
+from calibrant.cli.terminal import Terminal, fit_table, make_bar, say, says_how_to_go_on, show_heading
 from calibrant.cli.train import merge_settings
 from calibrant.engine.recipe import load_recipe
 from calibrant.engine.run import is_finished
@@ -76,24 +75,31 @@ def summarize(found: Comparison) -> None:
 
 @contextmanager
 def show_grid(console: Terminal | None = None) -> Iterator[Watch]:
-    """Yield what a grid is to be run with: it writes a line for every run that ends; a terminal shows those that go on, too.
+    """Yield what a grid is to be run with: it writes a line for every run that ends; a terminal shows bars of those that go on.
 
     Where the block is interrupted, it says how far the grid was.
     """
     console = console or Terminal(soft_wrap=True)
-    boards: list[Board] = []
+    bar, boards = make_bar(console), list[Board]()
+    whole = bar.add_task("all runs")
 
     def watch(board: Board, event: Event | None) -> None:
+        cells = board.cells.values()
         if not boards:
             boards.append(board)
+            for cell in cells:
+                bar.add_task(_called(cell), total=cell.total, visible=False)
             console.print(f"{done_words(board)}{'; a line for each that ends' if board.count('waiting') else ''}")
         elif event is None and not board.count("waiting", "running"):
             console.print("making tables and the report")
         elif event is not None and event.kind != "step":
-            console.print(ended_words(board, board.cells[event.name]))
+            console.print(ended_words(board, board.cells[event.name], bar.tasks[0].time_remaining))
+        ended = sum(cell.total if cell.stage in ("done", "failed") else cell.epochs for cell in cells)
+        bar.update(whole, total=sum(cell.total for cell in cells), completed=ended)
+        for task, cell in zip(bar.task_ids[1:], cells, strict=True):
+            bar.update(task, completed=cell.epochs, visible=cell.stage == "running")
 
-    live = Live(console=console, transient=True, get_renderable=lambda: Text("\n".join(map(running_words, boards)), "cyan"))
-    with says_how_to_go_on(lambda: "".join(f", {done_words(board)}" for board in boards)), live:
+    with says_how_to_go_on(lambda: "".join(f", {done_words(board)}" for board in boards)), bar:
         yield watch
 
 
@@ -102,33 +108,17 @@ def done_words(board: Board) -> str:
     return f"{board.count('done')} of {len(board.cells)} runs are finished"
 
 
-def running_words(board: Board) -> str:
-    """Say how far a grid is and how long the rest will take, and below that how far each run is."""
-    lines = [", ".join([f"{write_duration(board.clock() - board.started)} passed", *_time_left(board)])]
-    for cell in board.cells.values():
-        if cell.stage == "running":
-            error = cell.numbers.get("val_error")
-            said = "" if error is None else f", validation error {100 * error:.1f}%"
-            lines.append(f"  {_called(cell)}: epoch {int(cell.epochs)} of {cell.total}{said}")
-    return "\n".join(lines)
-
-
-def ended_words(board: Board, cell: Cell) -> str:
-    """Say in one line what became of a run."""
+def ended_words(board: Board, cell: Cell, left: float | None) -> str:
+    """Say in one line what became of a run, and how many seconds are ``left``, if that is known."""
     said = f"[{board.count('done', 'failed')}/{len(board.cells)}] {_called(cell)}"
     if cell.stage != "done":
         return f"{said}: {'failed' if cell.stage == 'failed' else 'to be tried again'}, {cell.text}"
-    numbers = (f"{name} {100 * cell.numbers[key]:.2f}%" for key, name in (("error", "error"), ("ece", "ECE")))
-    return f"{said}: {', '.join([*numbers, *_time_left(board)])}"
+    numbers = f"error {100 * cell.numbers['error']:.2f}%, ECE {100 * cell.numbers['ece']:.2f}%"
+    return f"{said}: {numbers}{f', about {write_duration(left)} left' if left else ''}"
 
 
 def _called(cell: Cell) -> str:
     return f"{cell.data} {cell.method} seed {cell.recipe.seed}"
-
-
-def _time_left(board: Board) -> list[str]:
-    left = board.seconds_left()
-    return [f"about {write_duration(left)} left"] if left else []
 
 
 def show_table(table: Table, *, console: Terminal) -> None:

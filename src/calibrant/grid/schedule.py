@@ -1,11 +1,10 @@
-"""A grid as cells, one for every data set, method and seed; what runs next, retries, and the time left.
+"""A grid as cells, one for every data set, method and seed; what runs next, and retries.
 
 What runs them is in `calibrant.grid.executors`.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -36,7 +35,6 @@ class Cell:
         shown: Whether it belongs in the table; a base that nobody asked for does not.
         stage: How far it is; ``epochs``, ``numbers`` and ``text`` are as in `Event`.
         tries: How often it was started, not counting tries that lacked memory beside others.
-        first: Epochs it had at its first sign of progress; a resumed run has some behind it.
     """
 
     name: str
@@ -49,7 +47,6 @@ class Cell:
     numbers: Mapping[str, float] = field(default_factory=dict)
     text: str = ""
     tries: int = 0
-    first: float | None = None
 
     @property
     def folder(self) -> Path:
@@ -182,12 +179,8 @@ class Event:
 class Board:
     """The cells of a grid, each base before what is made of it, and how far they are."""
 
-    def __init__(self, cells: Sequence[Cell], *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, cells: Sequence[Cell]) -> None:
         self.cells = {cell.name: cell for cell in cells}
-        self.clock = clock
-        self.started = clock()
-        # When the first progress came in: before that, processes only load.
-        self._moving: float | None = None
 
     def count(self, *stages: Stage) -> int:
         """How many cells are in some stages."""
@@ -216,8 +209,6 @@ class Board:
         """Note what happened. A failed cell waits while it has tries left; else the cells made of it fail too."""
         cell = self.cells[event.name]
         if event.kind == "step":
-            self._moving = self.clock() if self._moving is None else self._moving
-            cell.first = event.epochs if cell.first is None else cell.first
             cell.epochs, cell.numbers = event.epochs, {**cell.numbers, **event.numbers}
         elif event.kind == "done":
             cell.stage, cell.epochs, cell.numbers = "done", float(cell.total), event.numbers
@@ -227,13 +218,6 @@ class Board:
             for other in self.cells.values() if cell.stage == "failed" else ():
                 if other.base == event.name:
                     other.stage, other.text = "failed", f"{event.name}, which it is made of, failed"
-
-    def seconds_left(self) -> float | None:
-        """How long the rest will take at the pace of all runs so far; None before the first epochs."""
-        cells = self.cells.values()
-        trained = sum(max(0.0, cell.epochs - cell.first) for cell in cells if cell.first is not None)
-        left = sum(max(0.0, c.total - c.epochs) for c in cells if c.stage in ("waiting", "running"))
-        return left * (self.clock() - self._moving) / trained if trained and self._moving is not None else None
 
 
 # Called with the board and what has just changed on it; with None when only time has passed.

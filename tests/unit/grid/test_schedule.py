@@ -118,27 +118,6 @@ def test_run_cells_closes_the_executor_when_interrupted() -> None:
     assert executor.closed == 1
 
 
-def test_board_estimates_the_rest_from_the_pace_of_all_runs() -> None:
-    now = [0.0]
-    board = grid()
-    board.clock = lambda: now[0]
-    ce, focal = (board.cells[f"digits-convnet-{method}-seed0"] for method in ("ce", "focal"))
-    now[0] = 50.0  # loading says nothing about the pace
-    for state, epochs in ((ce, 1.0), (focal, 7.0)):  # the second is a run that was resumed
-        board.start(state)
-        board.note(Event(state.name, "step", epochs=epochs), retries=0)
-    assert board.seconds_left() is None
-    now[0] = 56.0
-    board.note(Event(ce.name, "step", epochs=4.0, numbers={"val_error": 0.2}), retries=0)
-    # Three epochs in 6 s; 6 and 3 of the running ones are left, and 10 of each of the second seed.
-    assert board.seconds_left() == (6 + 3 + 10 + 10) * 2
-    board.note(Event(ce.name, "step", epochs=4.5), retries=0)
-    assert (ce.numbers, ce.epochs) == ({"val_error": 0.2}, 4.5)
-    for name in list(board.cells):
-        board.note(Event(name, "done"), retries=0)
-    assert board.seconds_left() == 0
-
-
 def test_board_needs_no_base_that_only_finished_runs_were_made_of(tmp_path: Path) -> None:
     base, scaled = plan_cells(["digits"], ["ce+ts"], [0], out=tmp_path)
     board = Board([base, scaled])
