@@ -131,7 +131,6 @@ def test_cli_train_default_folder_is_named_after_the_run(capsys, tmp_path, monke
         (["--set", "data.val=2000"], "`val`"),
         (["--set", "train.batch_size=5000"], "`train.batch_size`"),
         (["--set", "data.meta=-1"], "`data.meta`"),
-        (["--set", "data.same_data=true"], "`data.same_data`"),
         (["--set", "backbone.freeze=hiden1"], "Did you mean 'hidden1'?"),
         (["--set", "backbone.freeze=head"], "`backbone.freeze`"),
         (["--set", "method.options.evry=3"], "Did you mean 'every'?"),

@@ -21,7 +21,7 @@ from calibrant.grid.collect import finished_runs, load_variants, save_results
 from calibrant.grid.compare import Comparison, compare
 from calibrant.grid.export import write_number
 from calibrant.grid.schedule import Board, Cell, Event, Watch, split_names
-from calibrant.grid.tables import MARK, NOT_IN_PAPER
+from calibrant.grid.tables import MARK
 from calibrant.metrics.verdict import SIGNIFICANT
 from calibrant.paper.reproduce import Reproduction, plan_reproduction, run_reproduction, write_duration, write_results_page
 from calibrant.report.rows import INFO_NAMES, Row, Table
@@ -60,8 +60,6 @@ def summarize(found: Comparison) -> None:
     console = Terminal()
     if found.table is not None:
         show_table(found.table, console=console)
-        if NOT_IN_PAPER in found.table.notes:
-            console.print(NOT_IN_PAPER, soft_wrap=True)
     names = dict.fromkeys(file.relative_to(found.folder).parts[0] for file in found.files)
     if names:
         console.print(f"written to {found.folder}: {', '.join(names)}", soft_wrap=True)

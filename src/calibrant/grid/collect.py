@@ -34,7 +34,6 @@ from calibrant.io.files import write_file
 from calibrant.io.predictions import load_predictions
 from calibrant.metrics.levels import bin_sweep
 from calibrant.metrics.measure import measure, values_of
-from calibrant.metrics.table import is_top_label
 from calibrant.report.rows import row_key, settings_of
 
 _WHAT = ("data", "method", "preset", "model", "epochs", "seed")
@@ -44,8 +43,6 @@ _CURVES = ("train_loss", "val_error", "val_ece", "test_error", "test_ece", "gamm
 _BIN_PARTS = ("edges", "count", "confidence", "accuracy")
 # What a record keeps of every test example → its type; see `pack_predictions`.
 _PACKED = {"labels": "<u2", "confidence": "<f4", "correct": "u1", "wrong": "<f2"}
-# Raised when `calibrant.measure` computes intervals or p-values in another way, so that older records are known.
-MEASURED = 1
 # The data set of predictions whose file cannot say it.
 UNKNOWN = "?"
 _N_BINS = 15
@@ -59,7 +56,7 @@ def result_from_entry(entry: Entry) -> dict[str, Any]:
     decided the run, dotted key → value), ``command``, ``effective``, ``machine``, ``versions``, ``commit``, ``seconds``,
     ``examples``, ``note``, ``best_epoch``, ``temperature``, ``bins`` (of the reliability diagram), ``sweep`` (ECE and MCE
     against the number of bins) and ``history`` (columns over the epochs that were evaluated; ``lr`` as pairs of the epoch
-    from which on it holds and the rate), ``measured`` (which version of the statistics), and ``predictions`` (see
+    from which on it holds and the rate), ``measured`` (early records, with other statistics, lack it), and ``predictions`` (see
     `pack_predictions`).
     """
     sweep = entry.sweep or (None if entry.test is None else bin_sweep(entry.test))
@@ -74,7 +71,7 @@ def result_from_entry(entry: Entry) -> dict[str, Any]:
         "bins": bins if bins["count"] else None,
         "sweep": {key: _short(values) for key, values in vars(sweep).items() if values} if sweep is not None else None,
         "history": _columns(entry.history),
-        "measured": None if entry.facts.get("stale") else MEASURED,
+        "measured": None if entry.facts.get("stale") else 1,
         "predictions": None if entry.test is None or entry.test.weights is not None else pack_predictions(entry.test),
     }
     return record | {key: value for key, value in optional.items() if value not in (None, {})}
@@ -88,12 +85,8 @@ def entry_from_result(record: Mapping[str, Any], *, where: str = "record") -> En
         scores = Scores.from_dict(record["metrics"], bins=bins)
         facts = {name: record[name] for name in _FACTS if name in record}
         test = unpack_predictions(record["predictions"], scores.num_classes) if "predictions" in record else None
-        if test is None:
-            facts |= {"stale": True} if record.get("measured") != MEASURED else {}
-        elif record.get("measured") != MEASURED:
-            now = measure(test, n_bins=scores.n_bins)
-            right = {key: estimate for key, estimate in now.metrics.items() if is_top_label(key)}
-            scores = replace(now, metrics={**scores.metrics, **right})
+        if "measured" not in record:
+            facts["stale"] = True
         return Entry(
             **{name: record[name] if name in ("data", "method") else record.get(name) for name in _WHAT},  # type: ignore[arg-type]
             scores=scores,

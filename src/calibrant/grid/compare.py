@@ -22,7 +22,6 @@ from calibrant.grid.collect import (
     UNKNOWN,
     catalogue_order,
     check_same_labels,
-    is_run,
     load_entries,
     load_run_entry,
     without_repeats,
@@ -126,7 +125,6 @@ def compare(
         cells = plan_cells(names, parts, parse_seeds(seeds), out=folder, recipe=recipe, settings=settings)
     elif recipe is not None or settings:
         raise ValueError("compare: `methods` must be named if a recipe or settings are given, as nothing is trained without.")
-    check_out(folder)
     found = load_finished(cells)
     board = Board(cells)
     board.note_finished()
@@ -157,14 +155,6 @@ def compare(
         make = write or partial(write_outputs, paper=paper, bins=GRID_BINS if figures else ())
         table, files = make(entries, folder, missing) if entries else (None, ())
     return Comparison(folder, tuple(entries), failures, table, tuple(files))
-
-
-def check_out(folder: Path) -> None:
-    """Raise ``ValueError`` if a folder is, lies in, or holds a run: a comparison would be lost there."""
-    place = folder.expanduser().resolve()
-    for other in (place, *place.parents, *(file.parent for file in place.glob("*/recipe.toml"))):
-        if is_run(other):
-            raise ValueError(f"compare: `out` must not be a run, lie in one or hold one, got {folder} and the run {other}.")
 
 
 def load_finished(cells: Sequence[Cell]) -> dict[str, Entry]:

@@ -19,7 +19,6 @@ from calibrant.metrics.paired import LEAST_SEEDS, Difference, compare_runs, holm
 from calibrant.report.rows import INFO_NAMES, Column, Info, Mean, Row, Table, comparable, group_rows, metric_column
 
 MARK = "†"
-NOT_IN_PAPER = "The paper has no numbers for these data, networks and methods."
 # The columns of the paper's Table 1.
 SIX = ("error", "nll", "ece", "mce", "ace", "classwise_ece")
 
@@ -87,8 +86,7 @@ def compare_table(
     various: tuple[Info, ...] = ("choices", "trained")
     shown = {*info, "seeds", *filter(table.varies, various), *(["calibrated"] if calibrated else [])}
     table = replace(table, info=tuple(key for key in INFO_NAMES if key in shown))
-    missing = (NOT_IN_PAPER,) if paper and all(row.kind == "ours" for row in table.rows) else ()
-    return replace(table, notes=(*missing, *notes_of(table, tested=test)))
+    return replace(table, notes=notes_of(table, tested=test))
 
 
 def mark_tests(rows: Sequence[Row], columns: Sequence[Column]) -> list[Row]:

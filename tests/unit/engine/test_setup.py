@@ -12,7 +12,7 @@ from PIL import Image
 from calibrant.data import load_mixture
 from calibrant.data.image_set import DataSet, ImageSet
 from calibrant.engine.recipe import DataPart, Recipe, override
-from calibrant.engine.train import divide, evaluate_shift, fits_on_device, load_data, scale_run, train
+from calibrant.engine.train import divide, fits_on_device, load_data, scale_run, train
 
 
 def images(n: int) -> DataSet:
@@ -168,11 +168,3 @@ def test_train_finished_run_is_read_only_as_long_as_its_data_are_the_same_or_gon
     assert train(recipe(file), out=out, resume=True).test.logits.equal(run.test.logits)
     file.unlink()
     assert train(recipe(file), out=out, resume=True).test.logits.equal(run.test.logits)
-
-
-def test_evaluate_shift_on_other_labels_is_one_sentence(tmp_path):
-    file = write(tmp_path / "a.npz")
-    run = train(recipe(file))
-    write(file, n=75)
-    with pytest.raises(ValueError, match=r"^evaluate_shift: `data` must be what the run was tested on, got other test labels"):
-        evaluate_shift(run)

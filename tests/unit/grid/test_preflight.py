@@ -16,7 +16,7 @@ from calibrant.engine.methods import run_name
 from calibrant.engine.recipe import to_toml
 from calibrant.engine.train import scale_run, train
 from calibrant.grid.collect import load_run_entry, save_results
-from calibrant.grid.compare import check_data, check_out, compare, load_added, load_finished
+from calibrant.grid.compare import check_data, compare, load_added, load_finished
 from calibrant.grid.schedule import Board, Cell, plan_cells
 
 SHORT = {"backbone.name": "mlp", "train.epochs": 1, "train.batch_size": 16, "train.device": "cpu"}
@@ -102,18 +102,6 @@ def test_load_finished_of_another_recipe_names_what_differs(tmp_path: Path) -> N
     assert run_name(other.recipe) == cell.name
     with pytest.raises(ValueError, match="`train.epochs` is 30 there and 20 here. Use another folder"):
         load_finished([other])
-
-
-def test_check_out_takes_a_folder_beside_or_below_a_recipe_of_ones_own_but_no_run(tmp_path: Path) -> None:
-    (tmp_path / "recipe.toml").write_text("")
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "recipe.toml").write_text("")
-    for place in (tmp_path, tmp_path / "out", tmp_path / "other"):
-        check_out(place)
-    (tmp_path / "other" / "run.json").write_text("{}")
-    for place in (tmp_path, tmp_path / "other", tmp_path / "other" / "deeper"):
-        with pytest.raises(ValueError, match="`out` must not be a run, lie in one or hold one, got .* the run .*other"):
-            check_out(place)
 
 
 TINY = {"train.epochs": 1, "train.batch_size": 800, "train.device": "cpu"}
