@@ -65,22 +65,14 @@ class LossPlan:
     Args:
         loss: The loss; `train.reduction` says how it is reduced.
         pruner: Drops training examples between epochs, or None.
-
-    Attributes:
-        watched: Whether meta batches pass through averaged weights, if there are any.
-        compilable: Whether the network may be compiled.
-        has_meta: Whether some steps also move hyper-parameters; `loss` is then this process's part of a sum, else all of it.
-        every: Steps from one of those to the next.
-        gamma: Features → gamma of every sample, for methods that have one.
-        learning: How hyper-parameters are learned, as plain data; empty if none are.
     """
 
-    watched = False
-    compilable = True
-    has_meta = False
-    every = 1
-    gamma: Callable[[Tensor], Tensor] | None = None
-    learning: Mapping[str, object] = MappingProxyType({})
+    watched = False  # whether meta batches pass through averaged weights, if there are any
+    compilable = True  # whether the network may be compiled
+    has_meta = False  # whether some steps also move hyper-parameters; `loss` is then this process's part of a sum
+    every = 1  # steps from one of those to the next
+    gamma: Callable[[Tensor], Tensor] | None = None  # features → gamma of every sample
+    learning: Mapping[str, object] = MappingProxyType({})  # how hyper-parameters are learned, as plain data
 
     def __init__(self, loss: nn.Module, *, pruner: losses.ConfidencePruner | None = None) -> None:
         self.module, self.pruner = loss, pruner
@@ -206,13 +198,6 @@ class MetaPlan(LossPlan):
             network's own once that is below a tenth of the first.
         pace: How far a meta step moves what the hyper-parameters control, if their learning rate is not given; None for the
             regularizer's own, or less in a long run and up to four times that in a short one.
-
-    Attributes:
-        learner: What moves the hyper-parameters.
-        network: What meta batches pass through, and whose classifier takes the look-ahead step: the network that is trained,
-            or a copy with its averaged weights if these predict.
-        learns_every: In a meta step ``network`` learns BatchNorm's statistics from one in this many training images; 0 if it
-            has them already.
     """
 
     has_meta = True
@@ -246,6 +231,8 @@ class MetaPlan(LossPlan):
         recipe, settings = run.recipe, self.settings
         self.recipe, self.hardware, self.head = recipe, run.hardware, find_head(run.model)[1]
         self._memory = average_memory(recipe.train, run.steps)
+        # What meta batches pass through, and whose classifier takes the look-ahead step. In a meta step it learns BatchNorm's
+        # statistics from one in so many training images.
         self.network, self.learns_every = run.model, 0
         shown = run.averages.get("watch") or run.averages.get("average")
         averaged: dict[str, Any] = {}
@@ -456,12 +443,7 @@ _REFUSED = ("reduction", "clip")
 
 @dataclass(frozen=True)
 class MetaMethod:
-    """Builds the plan of a method that learns on held-out data: a learnable regularizer and the objective that steers it.
-
-    Attributes:
-        regularizer: Name of the regularizer.
-        objective: Name of the objective.
-    """
+    """Builds the plan of a method that learns on held-out data: a learnable regularizer and the objective that steers it."""
 
     regularizer: str
     objective: str

@@ -25,23 +25,14 @@ Rule: TypeAlias = tuple[str, Callable[[Any], bool]]
 
 @dataclass(frozen=True)
 class Key:
-    """Everything about a key of a recipe besides its type and default.
+    """Everything about a key of a recipe besides its type and default."""
 
-    Attributes:
-        help: What it decides, in a few words.
-        unset: What happens if it is None.
-        rule: What its value must be.
-        flag: Its own option on the command line, if it has one.
-        metavar: What that option calls its value.
-        neutral: Whether it only says where and how fast a run is computed, or what else is evaluated, not what is trained.
-    """
-
-    help: str
-    unset: str = ""
+    help: str  # what it decides, in a few words
+    unset: str = ""  # what happens if it is None
     rule: Rule | None = None
-    flag: str = ""
-    metavar: str = "NAME"
-    neutral: bool = False
+    flag: str = ""  # its own option on the command line
+    metavar: str = "NAME"  # what that option calls its value
+    neutral: bool = False  # it only says where and how fast a run is computed, or what else is evaluated
 
 
 def _key(default: Any, help: str, **more: Any) -> Any:

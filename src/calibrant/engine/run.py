@@ -108,30 +108,21 @@ def epoch_scores(logits: Tensor, labels: Tensor) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """One line of the history: what the paper's learning curves show; None for scores of an epoch that was not evaluated.
+    """One line of the history: what the paper's learning curves show; None for scores of an epoch that was not evaluated."""
 
-    Attributes:
-        epoch: Number of the epoch, from 0.
-        train_loss: Mean training loss per example.
-        test_error: Test error; as all scores of the test set, it chooses nothing.
-        gamma_mean: Mean gamma on the test set, for methods that have one; ``gamma_std`` is its spread over examples.
-        images_per_second: Training speed, without the evaluation.
-        seconds: Time since the run began.
-    """
-
-    epoch: int
+    epoch: int  # from 0
     lr: float
-    train_loss: float
+    train_loss: float  # of an example
     val_error: float | None = None
     val_nll: float | None = None
     val_ece: float | None = None
     test_error: float | None = None
     test_nll: float | None = None
     test_ece: float | None = None
-    gamma_mean: float | None = None
+    gamma_mean: float | None = None  # over test examples, for methods that have one
     gamma_std: float | None = None
-    images_per_second: float | None = None
-    seconds: float | None = None
+    images_per_second: float | None = None  # of training alone
+    seconds: float | None = None  # since the run began
 
 
 class Alternative(NamedTuple):

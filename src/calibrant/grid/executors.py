@@ -85,19 +85,12 @@ def visible_gpus(device: str) -> list[str]:
 
 @dataclass
 class Place:
-    """Where several cells can run beside each other: the cores, or one GPU.
+    """Where several cells can run beside each other: the cores, or one GPU."""
 
-    Attributes:
-        gpu: As ``CUDA_VISIBLE_DEVICES`` names it; None for the cores.
-        limit: Cells at a time.
-        most: What ``limit`` may grow to.
-        needs: Cell → bytes that it was seen to need on the GPU.
-    """
-
-    gpu: str | None
-    limit: int
-    most: int
-    needs: dict[str, int] = field(default_factory=dict)
+    gpu: str | None  # as ``CUDA_VISIBLE_DEVICES`` names it; None for the cores
+    limit: int  # cells at a time
+    most: int  # what that may grow to
+    needs: dict[str, int] = field(default_factory=dict)  # cell → bytes that it was seen to need on the GPU
 
     def measured(self, name: str, needed: int, free: int, *, running: list[str]) -> None:
         """Note what a cell needs on the GPU. Once that is known of all that run there, one more may start if it fits."""

@@ -25,28 +25,18 @@ Stage = Literal["waiting", "running", "done", "failed"]
 
 @dataclass
 class Cell:
-    """One run of a grid, and how far it is.
+    """One run of a grid, and how far it is; what is told of it is as in `Event`."""
 
-    Attributes:
-        name: Its name, which is that of its folder.
-        recipe: What is run.
-        out: Folder of the grid.
-        base: Name of the cell whose run it is made of without training (``+ts``), or None.
-        shown: Whether it belongs in the table; a base that nobody asked for does not.
-        stage: How far it is; ``epochs``, ``numbers`` and ``text`` are as in `Event`.
-        tries: How often it was started, not counting tries that lacked memory beside others.
-    """
-
-    name: str
+    name: str  # that of its folder
     recipe: Recipe
-    out: Path
-    base: str | None = None
-    shown: bool = True
+    out: Path  # folder of the grid
+    base: str | None = None  # the cell whose run it is made of without training (``+ts``)
+    shown: bool = True  # in the table; a base that nobody asked for is not
     stage: Stage = "waiting"
     epochs: float = 0.0
     numbers: Mapping[str, float] = field(default_factory=dict)
     text: str = ""
-    tries: int = 0
+    tries: int = 0  # without those that lacked memory beside others
 
     @property
     def folder(self) -> Path:
@@ -153,27 +143,16 @@ def parse_seeds(seeds: int | str | Sequence[int]) -> list[int]:
 
 @dataclass(frozen=True)
 class Event:
-    """What a process says of the cell that it runs.
-
-    Attributes:
-        name: Name of the cell.
-        kind: "step": it goes on; "done" or "failed": it has ended.
-        epochs: Epochs done, including the part of the current one.
-        numbers: Validation error and ECE so far; ``error`` and ``ece`` of the test set at the end.
-        gpu: Bytes that the process needs on its GPU, and bytes that are free there.
-        text: Why it failed, in one sentence.
-        again: Whether another try may help.
-        crowded: Whether it failed for lack of memory; of an executor, only beside other cells, which does not count as a try.
-    """
+    """What a process says of the cell that it runs."""
 
     name: str
     kind: Literal["step", "done", "failed"]
-    epochs: float = 0.0
-    numbers: Mapping[str, float] = field(default_factory=dict)
-    gpu: tuple[int, int] | None = None
-    text: str = ""
-    again: bool = True
-    crowded: bool = False
+    epochs: float = 0.0  # done, with the part of the current one
+    numbers: Mapping[str, float] = field(default_factory=dict)  # validation error and ECE; in the end those of the test set
+    gpu: tuple[int, int] | None = None  # bytes that the process needs on its GPU, and that are free there
+    text: str = ""  # why it failed
+    again: bool = True  # whether another try may help
+    crowded: bool = False  # whether it lacked memory; of an executor, beside other cells, which does not count as a try
 
 
 class Board:

@@ -540,29 +540,17 @@ def draw_monitor(watched: Watched) -> Figure:
 
 @dataclass(frozen=True)
 class FigureKind:
-    """One kind of figure.
+    """One kind of figure."""
 
-    Attributes:
-        prepare: Returns one record, with a ``label``, for each row of a group that has the data.
-        draw: Draws these records under a title.
-        needs: What a row must have to be shown.
-        title: Heading on a page.
-        about: Text below the heading.
-        choices: Choices of a reader → options of ``draw``. Pages leave out figures without choices.
-        least: Fewest records worth drawing.
-        of_run: Whether ``prepare`` takes the ``seed`` of the run to show of each row.
-        of_bins: Whether ``prepare`` takes ``n_bins``; there is then one figure per number of bins.
-    """
-
-    prepare: Callable[..., Sequence[Any]]
-    draw: Callable[..., Figure]
-    needs: str
-    title: str = ""
-    about: str = ""
-    choices: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    least: int = 1
-    of_run: bool = False
-    of_bins: bool = False
+    prepare: Callable[..., Sequence[Any]]  # returns one record, with a ``label``, for each row of a group that has the data
+    draw: Callable[..., Figure]  # draws these records under a title
+    needs: str  # what a row must have to be shown
+    title: str = ""  # heading on a page
+    about: str = ""  # text below the heading
+    choices: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of a reader → options of ``draw``; none: no page
+    least: int = 1  # fewest records worth drawing
+    of_run: bool = False  # whether ``prepare`` takes the ``seed`` of the run to show of each row
+    of_bins: bool = False  # whether ``prepare`` takes ``n_bins``; there is then one figure per number of bins
 
 
 FIGURES: dict[str, FigureKind] = {
@@ -628,12 +616,7 @@ FIGURES: dict[str, FigureKind] = {
 
 
 class Drawing(NamedTuple):
-    """What `draw_all` did.
-
-    Attributes:
-        files: The files written.
-        skipped: Why a figure was not drawn, by the figure's name.
-    """
+    """What `draw_all` did: the files written, and why a figure was not drawn, by its name."""
 
     files: list[Path]
     skipped: dict[str, str]

@@ -68,23 +68,14 @@ class Examined:
 
 @dataclass(frozen=True)
 class Repair:
-    """A repair, and what a page says of it besides.
-
-    Attributes:
-        done: What was fitted and applied, and what that changed.
-        n_fit: Number of examples it was fitted on.
-        fit_file: File they came from, or None.
-        tried: Name of a calibrator of the ranking → scores of what it makes of the test data, or why it failed.
-        doubts: Why the repair may not be trusted, a sentence each.
-        promises: What thresholds learned on the fit data guarantee without the repair, and what they do to these predictions.
-    """
+    """A repair, and what a page says of it besides."""
 
     done: Repaired
-    n_fit: int
-    fit_file: str | None = None
-    tried: Mapping[str, Scores | str] = field(default_factory=dict)
-    doubts: tuple[str, ...] = ()
-    promises: tuple[Promise, ...] = ()
+    n_fit: int  # examples it was fitted on
+    fit_file: str | None = None  # where they came from
+    tried: Mapping[str, Scores | str] = field(default_factory=dict)  # calibrator → scores on the test data, or why it failed
+    doubts: tuple[str, ...] = ()  # why the repair may not be trusted
+    promises: tuple[Promise, ...] = ()  # what thresholds learned on the fit data guarantee without the repair
 
     @property
     def name(self) -> str:

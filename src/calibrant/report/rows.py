@@ -51,19 +51,12 @@ CHOICES = ("train.average", "train.select")
 
 @dataclass(frozen=True)
 class Style:
-    """The look of a row: told apart by colour, and without colour by marker and line.
-
-    Attributes:
-        color: From the palette of Okabe and Ito, or grey.
-        marker: Shape of its points.
-        line: Dashes of its line.
-        filled: Whether its points are filled; those of a variant (``+ts``, other settings) are not.
-    """
+    """The look of a row: told apart by colour, and without colour by marker and line."""
 
     color: str
     marker: str
     line: Dashes
-    filled: bool = True
+    filled: bool = True  # points of a variant (``+ts``, other settings) are not
 
     def options(self) -> dict[str, Any]:
         """Keyword arguments of a plotted line in this style."""
@@ -101,23 +94,14 @@ def columns_of(entries: Iterable[Entry]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Mean:
-    """A number over runs: its mean and spread, in the unit of `calibrant.measure`.
-
-    Attributes:
-        mean: Its mean.
-        std: Standard deviation over runs, of two or more.
-        values: The number of every run, where known.
-        best: Whether no row that it may be compared with, trained on as many examples, has a lower one, as printed.
-        p_value: Of the difference to what its table tests against, corrected; None where nothing was tested.
-        over: What that test sampled, "seeds" or "examples".
-    """
+    """A number over runs: its mean and spread, in the unit of `calibrant.measure`."""
 
     mean: float
-    std: float | None = None
-    values: tuple[float, ...] = ()
-    best: bool = False
-    p_value: float | None = None
-    over: Literal["seeds", "examples"] | None = None
+    std: float | None = None  # over runs, of two or more
+    values: tuple[float, ...] = ()  # of every run, where known
+    best: bool = False  # no row that it may be compared with, trained on as many examples, has a lower one, as printed
+    p_value: float | None = None  # of the difference to what its table tests against, corrected
+    over: Literal["seeds", "examples"] | None = None  # what that test sampled
 
     @property
     def differs(self) -> bool:
@@ -137,36 +121,22 @@ class Mean:
 class Row:
     """A row of a comparison: runs of one method under one setting, numbers of the "paper", or a "difference" of two rows.
 
-    Attributes:
-        label: Method, and in brackets what tells it from other rows.
-        method: Name of the method.
-        cells: Key of a column (a metric) → number; without one, the column is empty.
-        kind: "ours", "paper" or "difference".
-        runs: Its entries by rising seed; none of the paper and of differences.
-        preset: Preset of the method, where it has one.
-        epochs: Length of training, where known.
-        trained: Number of training examples, where known.
-        model: The network, where known.
-        n_runs: Number of runs behind it, where known.
-        seeds: Their seeds, where known.
-        settings: Recipe keys that its method would have chosen otherwise → value.
-        recipe: All recipe keys → value; empty for predictions from a file.
-        style: Its look in figures.
+    What is not known of it is None or empty.
     """
 
-    label: str
+    label: str  # method, and in brackets what tells it from other rows
     method: str
-    cells: Mapping[str, Mean]
+    cells: Mapping[str, Mean]  # metric → number
     kind: Literal["ours", "paper", "difference"] = "ours"
-    runs: tuple[Entry, ...] = field(default=(), repr=False)
+    runs: tuple[Entry, ...] = field(default=(), repr=False)  # by rising seed; none of the paper and of differences
     preset: str | None = None
     epochs: int | None = None
-    trained: int | None = None
+    trained: int | None = None  # number of training examples
     model: str | None = None
     n_runs: int | None = None
     seeds: tuple[int, ...] = ()
-    settings: Mapping[str, str] = field(default_factory=dict)
-    recipe: Mapping[str, str] = field(default_factory=dict, repr=False)
+    settings: Mapping[str, str] = field(default_factory=dict)  # recipe keys that its method would have chosen otherwise
+    recipe: Mapping[str, str] = field(default_factory=dict, repr=False)  # all keys; none of predictions from a file
     style: Style = Style("0.5", "o", "-")
 
     @property
@@ -235,25 +205,15 @@ class Section:
 
 @dataclass(frozen=True)
 class Table:
-    """A whole table.
+    """A whole table."""
 
-    Attributes:
-        name: For file names and references, as ``table1``.
-        title: What it shows.
-        columns: Its columns of numbers.
-        sections: Its parts, one after the other.
-        info: Columns that describe the rows, before the numbers.
-        notes: Sentences below it.
-        base: What its rows are tested against.
-    """
-
-    name: str
+    name: str  # for file names and references, as ``table1``
     title: str
     columns: tuple[Column, ...]
     sections: tuple[Section, ...]
-    info: tuple[Info, ...] = ("seeds",)
+    info: tuple[Info, ...] = ("seeds",)  # columns that describe the rows, before the numbers
     notes: tuple[str, ...] = ()
-    base: str = "the first row"
+    base: str = "the first row"  # what its rows are tested against
 
     @property
     def rows(self) -> tuple[Row, ...]:
