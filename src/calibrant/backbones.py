@@ -265,15 +265,4 @@ BACKBONES: dict[str, Callable[..., Classifier]] = {
     "mlp": mlp,
 }
 
-__all__ = [
-    "BACKBONES",
-    "Classifier",
-    "convnet",
-    "densenet_bc100",
-    "mlp",
-    "resnet18",
-    "resnet34",
-    "resnet50",
-    "resnet110",
-    "wide_resnet28_10",
-]
+__all__ = ["BACKBONES", "Classifier", *(function.__name__ for function in BACKBONES.values())]

@@ -4,28 +4,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from calibrant.core.checks import Registry
-from calibrant.data.image_set import DEFAULT_ROOT, DataSet, DataSource, ImageSet, RemoteFile
-from calibrant.data.sets import (
-    CIFAR10,
-    CIFAR100,
-    DIGITS,
-    FASHION_MNIST,
-    MNIST,
-    TINY_IMAGENET,
-    is_path,
-    load_cifar10,
-    load_cifar100,
-    load_digits,
-    load_fashion_mnist,
-    load_folder,
-    load_mnist,
-    load_npz,
-    load_path,
-    load_tiny_imagenet,
-)
-from calibrant.data.synthetic import CORRUPTIONS, MIXTURE, corrupt, load_mixture, shifted_sets
+from calibrant.data import image_set, sets, synthetic
+from calibrant.data.image_set import *
+from calibrant.data.sets import *
+from calibrant.data.synthetic import *
 
-_BUILT_IN = (DIGITS, MIXTURE, CIFAR10, CIFAR100, TINY_IMAGENET, MNIST, FASHION_MNIST)
+__all__ = ["DATASETS", "data_name", "fetch", *image_set.__all__, *sets.__all__, *synthetic.__all__]
+
+_BUILT_IN = (sets.DIGITS, synthetic.MIXTURE, sets.CIFAR10, sets.CIFAR100, sets.TINY_IMAGENET, sets.MNIST, sets.FASHION_MNIST)
 DATASETS = Registry("data set", "calibrant.datasets", {source.name: source for source in _BUILT_IN}, of=DataSource)
 
 
@@ -42,29 +28,3 @@ def data_name(name: str) -> str:
         ('CIFAR-100', 'birds')
     """
     return DATASETS[name].label if name in DATASETS else name
-
-
-__all__ = [
-    "CORRUPTIONS",
-    "DATASETS",
-    "DEFAULT_ROOT",
-    "DataSet",
-    "DataSource",
-    "ImageSet",
-    "RemoteFile",
-    "corrupt",
-    "data_name",
-    "fetch",
-    "is_path",
-    "load_cifar10",
-    "load_cifar100",
-    "load_digits",
-    "load_fashion_mnist",
-    "load_folder",
-    "load_mixture",
-    "load_mnist",
-    "load_npz",
-    "load_path",
-    "load_tiny_imagenet",
-    "shifted_sets",
-]

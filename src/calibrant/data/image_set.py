@@ -19,6 +19,8 @@ from torch import Tensor
 from calibrant.core.checks import check_label_values
 from calibrant.io.files import download
 
+__all__ = ["DEFAULT_ROOT", "DataSet", "DataSource", "ImageSet", "RemoteFile"]
+
 # Where `calibrant data fetch` puts sets, and where they are looked for.
 DEFAULT_ROOT = Path("~/.cache/calibrant/data").expanduser()
 

@@ -39,6 +39,9 @@ from calibrant.io.predictions import npz_headers, read_npz
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+__all__ = ["is_path", "load_cifar10", "load_cifar100", "load_digits", "load_fashion_mnist", "load_folder", "load_mnist"]
+__all__ += ["load_npz", "load_path", "load_tiny_imagenet"]
+
 T = TypeVar("T")
 # Height, width and channels.
 Form = tuple[int, int, int]

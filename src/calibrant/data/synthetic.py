@@ -12,6 +12,8 @@ from calibrant.core.checks import check_choice, lookup
 from calibrant.core.records import Predictions, Split
 from calibrant.data.image_set import DataSet, DataSource, ImageSet, check_images
 
+__all__ = ["CORRUPTIONS", "corrupt", "load_mixture", "shifted_sets"]
+
 
 def synthetic_predictions(
     n: int,

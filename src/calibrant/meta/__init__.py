@@ -3,58 +3,9 @@
 `MetaLearner` puts it into any training loop; the rest are the parts it is made of, each a function of values.
 """
 
-from calibrant.meta.learner import LoaderBatches, MetaBatches, MetaLearner, MetaWarning, StepInfo
-from calibrant.meta.regularizers import (
-    REGULARIZERS,
-    GammaFocal,
-    GammaNet,
-    HeadUse,
-    LabelSmoothing,
-    Regularizer,
-    UnitwiseL2,
-    gamma_of,
-    gamma_speed,
-    init_gamma_net,
-)
-from calibrant.meta.step import (
-    PRESETS,
-    Batch,
-    Hypergradient,
-    MetaSettings,
-    Preset,
-    VirtualStep,
-    full_hypergradient,
-    head_hypergradient,
-    hypergradient,
-    make_objective,
-    virtual_sgd,
-)
+from calibrant.meta import learner, regularizers, step
+from calibrant.meta.learner import *
+from calibrant.meta.regularizers import *
+from calibrant.meta.step import *
 
-__all__ = [
-    "PRESETS",
-    "REGULARIZERS",
-    "Batch",
-    "GammaFocal",
-    "GammaNet",
-    "HeadUse",
-    "Hypergradient",
-    "LabelSmoothing",
-    "LoaderBatches",
-    "MetaBatches",
-    "MetaLearner",
-    "MetaSettings",
-    "MetaWarning",
-    "Preset",
-    "Regularizer",
-    "StepInfo",
-    "UnitwiseL2",
-    "VirtualStep",
-    "full_hypergradient",
-    "gamma_of",
-    "gamma_speed",
-    "head_hypergradient",
-    "hypergradient",
-    "init_gamma_net",
-    "make_objective",
-    "virtual_sgd",
-]
+__all__ = [*learner.__all__, *regularizers.__all__, *step.__all__]

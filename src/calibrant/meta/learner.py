@@ -40,6 +40,8 @@ from calibrant.meta.step import (
     untracked,
 )
 
+__all__ = ["LoaderBatches", "MetaBatches", "MetaLearner", "MetaWarning", "StepInfo"]
+
 Inputs: TypeAlias = "Tensor | tuple[Any, ...] | list[Any] | Mapping[str, Any]"
 # Mean |step| / lr of Adam below which hyper-parameters count as frozen: noise gives 0.2 with betas (0.9, 0.999) and 0.6 with
 # (0.5, 0.9), a gradient that fell a hundredfold within Adam's memory less than 0.01.

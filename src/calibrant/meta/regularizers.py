@@ -18,6 +18,9 @@ from torch import Tensor, nn
 from calibrant.core.checks import check_choice, check_count, check_positive
 from calibrant.losses import cross_entropy_loss, focal_gradient_weight, focal_loss
 
+__all__ = ["REGULARIZERS", "GammaFocal", "GammaNet", "HeadUse", "LabelSmoothing", "Regularizer", "UnitwiseL2"]
+__all__ += ["gamma_of", "gamma_speed", "init_gamma_net"]
+
 Params: TypeAlias = "dict[str, Tensor]"
 Values: TypeAlias = "Mapping[str, Tensor]"
 Generator: TypeAlias = "torch.Generator | None"

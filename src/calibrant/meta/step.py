@@ -31,6 +31,9 @@ from calibrant.core.checks import check_choice, check_count, check_positive, loo
 from calibrant.losses import LOSSES, PENALTIES, sece_penalty
 from calibrant.meta.regularizers import REGULARIZERS, GammaFocal, Params, Regularizer, UnitwiseL2, Values
 
+__all__ = ["PRESETS", "Batch", "Hypergradient", "MetaSettings", "Preset", "VirtualStep", "full_hypergradient"]
+__all__ += ["head_hypergradient", "hypergradient", "make_objective", "virtual_sgd"]
+
 MetaBN: TypeAlias = Literal["batch", "update", "frozen"]
 # An object, the name of one of its attributes, and a value for it.
 Attribute: TypeAlias = tuple[object, str, object]
