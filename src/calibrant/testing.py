@@ -29,12 +29,7 @@ class Limit(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read a limit.
-
-        Example:
-            >>> Limit.parse("ece.high > 0.05")
-            Limit(text='ece.high > 0.05', key='ece', part='high', sign='>', bound=0.05)
-        """
+        """Read a limit."""
         try:
             key, part, sign, number = _FORM.fullmatch(text).groups()  # type: ignore[union-attr]
             bound = float(number)

@@ -222,26 +222,12 @@ def read_toml(file: Path) -> dict[str, Any]:
 
 
 def recipe_of(values: Mapping[str, object]) -> Recipe:
-    """Build a recipe from nested plain data.
-
-    Example:
-        >>> recipe_of({"seed": 3, "train": {"epochs": 10}}).train.epochs
-        10
-        >>> recipe_of({"train": {"epoch": 10}})
-        Traceback (most recent call last):
-        ...
-        calibrant.core.checks.UnknownNameError: unknown key of train 'epoch'. Did you mean 'epochs'? ...
-    """
+    """Build a recipe from nested plain data."""
     return cast(Recipe, _read_part(Recipe, values))
 
 
 def override(recipe: Recipe, settings: Mapping[str, object]) -> Recipe:
-    """Return the recipe with dotted keys replaced, e.g. ``{"optim.lr": "0.2"}``; text is read as the type of the key.
-
-    Example:
-        >>> override(Recipe(), {"optim.lr": "0.2", "method.options.every": "8"}).optim.lr
-        0.2
-    """
+    """Return the recipe with dotted keys replaced, e.g. ``{"optim.lr": "0.2"}``; text is read as the type of the key."""
     # Imports torch, which `calibrant --help` need not wait for.
     from calibrant.core.checks import lookup
 

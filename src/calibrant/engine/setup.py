@@ -414,14 +414,7 @@ def build_optimizer(parameters: Iterable[Tensor], part: OptimPart) -> Optimizer:
 
 
 def learning_rate(part: OptimPart, epoch: int, *, epochs: int) -> float:
-    """Learning rate of an epoch under a recipe.
-
-    Example:
-        >>> [learning_rate(OptimPart(), epoch, epochs=350) for epoch in (0, 149, 150, 250)]
-        [0.1, 0.1, 0.010000000000000002, 0.0010000000000000002]
-        >>> [learning_rate(OptimPart(schedule="constant", warmup_epochs=4), epoch, epochs=10) for epoch in (0, 1, 3, 8)]
-        [0.025, 0.05, 0.1, 0.1]
-    """
+    """Learning rate of an epoch under a recipe."""
     rate = part.lr
     if part.schedule == "cosine":
         rate = part.lr * (1 + math.cos(math.pi * (epoch / epochs))) / 2
@@ -431,12 +424,7 @@ def learning_rate(part: OptimPart, epoch: int, *, epochs: int) -> float:
 
 
 def drops(part: OptimPart, epoch: int, *, epochs: int) -> bool:
-    """Whether the learning rate drops with this epoch.
-
-    Example:
-        >>> [epoch for epoch in range(350) if drops(OptimPart(), epoch, epochs=350)]
-        [150, 250]
-    """
+    """Whether the learning rate drops with this epoch."""
     return part.schedule == "multistep" and any(epoch - 1 < place <= epoch for place in _milestones(part, epochs))
 
 
@@ -456,15 +444,6 @@ class WeightAverage:
     1/c is the ``share`` of the steps that it remembers: 1 weighs all steps alike, less weighs later steps more. For an
     exponential average k is at most ``decay``, and the weights that training began with are never part of it.
 
-    Args:
-        model: The network; its parameters and buffers must stay where they are.
-        decay: Largest k, in [0, 1), for an exponential average; None for others.
-        share: Share of the steps so far that is remembered, in (0, 1].
-        by_phase: Whether it begins anew with every drop of the learning rate, and needs new BatchNorm statistics before it
-            predicts (`applied` with ``keep``).
-        own_statistics: Whether BatchNorm statistics are not averaged, but learned from what passes through its own network.
-            Averaged ones are those of the single networks, whose activations vary more than those of a long average.
-
     Reference:
         Polyak and Juditsky, SIAM J. Control Optim. 1992; over the tail of training, with new statistics, Izmailov et al., UAI
         2018; later steps weighing more, Shamir and Zhang, ICML 2013 (polynomial-decay averaging).
@@ -472,11 +451,13 @@ class WeightAverage:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: nn.Module,  # its parameters and buffers must stay where they are
         *,
         decay: float | None = None,
         share: float = 1.0,
-        by_phase: bool = False,
+        by_phase: bool = False,  # begins anew with every drop of the learning rate, and needs new statistics to predict
+        # BatchNorm statistics are not averaged, but learned from what passes through its own network: averaged ones are those
+        # of the single networks, whose activations vary more than those of a long average.
         own_statistics: bool = False,
     ) -> None:
         self._decay, self._ahead, self.by_phase = 1.0 if decay is None else decay, 1 / share, by_phase

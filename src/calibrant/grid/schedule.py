@@ -121,12 +121,7 @@ def split_names(names: str | Sequence[str]) -> list[str]:
 
 
 def parse_seeds(seeds: int | str | Sequence[int]) -> list[int]:
-    """Return seeds: a number of them counts from 0, a list, or text with commas, is taken as it is.
-
-    Example:
-        >>> parse_seeds(3), parse_seeds("0,3,7"), parse_seeds("5,")
-        ([0, 1, 2], [0, 3, 7], [5])
-    """
+    """Return seeds: a number of them counts from 0, a list, or text with commas, is taken as it is."""
     try:
         listed = isinstance(seeds, str) and "," in seeds
         given = [part for part in str(seeds).split(",") if part.strip()] if listed else seeds

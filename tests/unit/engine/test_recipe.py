@@ -23,6 +23,9 @@ def test_recipe_defaults_are_the_papers_protocol():
     assert (recipe.optim.lr, recipe.optim.momentum, recipe.optim.weight_decay) == (0.1, 0.9, 5e-4)
     rates = [learning_rate(recipe.optim, epoch, epochs=350) for epoch in (0, 149, 150, 249, 250, 349)]
     assert rates == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
+    assert [epoch for epoch in range(350) if drops(recipe.optim, epoch, epochs=350)] == [150, 250]
+    rising = OptimPart(schedule="constant", warmup_epochs=4)
+    assert [learning_rate(rising, epoch, epochs=10) for epoch in (0, 1, 3, 8)] == [0.025, 0.05, 0.1, 0.1]
 
 
 def test_recipe_toml_round_trip_keeps_everything(tmp_path):
