@@ -78,30 +78,12 @@ def listed(root, capsys):
     return lines
 
 
-def test_cli_data_fetch_changed_file_is_removed_with_one_sentence(server, tmp_path, capsys):
-    name = "train-images-idx3-ubyte.gz"
-    server.files[name] = server.files[name][:-1] + b"?"
-    code, _, err = run(capsys, "data", "fetch", "mnist", "--root", tmp_path)
-    assert (code, len(err.splitlines())) == (2, 1)
-    assert "must be the published file" in err
-    assert list((tmp_path / "mnist").iterdir()) == []
-
-
 def test_cli_data_unknown_name_and_no_command_are_answered(capsys):
     code, _, err = run(capsys, "data", "fetch", "cifar1")
     assert (code, "Did you mean 'cifar10'?" in err) == (2, True)
     code, out, _ = run(capsys, "data")
     assert code == 0
     assert all(word in out for word in ("list", "fetch"))
-
-
-def test_cli_data_fetch_interrupted_by_hand_says_how_to_go_on(tmp_path, capsys, monkeypatch):
-    def interrupt(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("calibrant.data.image_set.download", interrupt)
-    code, _, err = run(capsys, "data", "fetch", "cifar10", "--root", tmp_path)
-    assert (code, "interrupted" in err) == (130, True)
 
 
 def test_cli_train_on_an_embedded_set_needs_no_optional_package(tmp_path, capsys, monkeypatch):

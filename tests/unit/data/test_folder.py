@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from calibrant.data.image_set import channel_statistics, held_out_rows
+from calibrant.data.image_set import held_out_rows
 from calibrant.data.sets import common_form, decode, is_path, load_folder, load_path
 
 
@@ -145,14 +145,6 @@ def test_held_out_rows_leave_and_take_one_of_each_class():
     assert sorted([*kept.tolist(), *held.tolist()]) == list(range(13))
     assert labels[held].bincount(minlength=3).tolist() == [1, 2, 0]
     assert held_out_rows(labels, seed=3)[1].equal(held)
-
-
-def test_channel_statistics_are_those_of_the_floats():
-    images = torch.randint(0, 256, (7, 5, 6, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    mean, std = channel_statistics(images)
-    scaled = images.double() / 255
-    assert mean == pytest.approx(scaled.mean((0, 1, 2)).tolist(), abs=1e-12)
-    assert std == pytest.approx(scaled.std((0, 1, 2), correction=0).tolist(), abs=1e-12)
 
 
 def test_is_path_and_load_path_tell_names_from_paths(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from calibrant.data import DATASETS, DataSource, RemoteFile, data_name, fetch, image_set, load_mixture
+from calibrant.data import DATASETS, DataSource, RemoteFile, data_name, fetch, load_mixture
 
 
 @pytest.mark.parametrize("name", DATASETS.builtin)
@@ -26,20 +26,6 @@ def test_entry_of_every_set_is_complete_and_says_how_to_get_it(name: str, tmp_pa
     else:
         with pytest.raises(FileNotFoundError, match=f"calibrant data fetch {name}`"):
             entry.load(tmp_path)
-
-
-def test_files_of_all_sets_are_different() -> None:
-    files = [file for entry in DATASETS.values() for file in entry.files]
-    assert len({file.md5 for file in files}) == len({file.path for file in files}) == len(files)
-
-
-def test_fetch_hands_every_file_to_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-    monkeypatch.setattr(image_set, "download", lambda urls, path, **options: calls.append((urls, path, options)) or path)
-    found = fetch("mnist", root=tmp_path, report=print)
-    files = DATASETS["mnist"].files
-    assert found == [tmp_path / file.path for file in files]
-    assert calls[1] == (files[1].urls, found[1], {"md5": files[1].md5, "report": print})
 
 
 def test_unknown_name_is_answered_with_the_nearest_and_own_sets_keep_theirs() -> None:

@@ -6,13 +6,6 @@ import torch
 from calibrant.engine.setup import Group, Hardware, choose_hardware, joined_group
 
 
-def test_choose_hardware_cpu_is_plain_float32():
-    found = choose_hardware(device="cpu", steps=10**6)
-    assert found == Hardware(torch.device("cpu"))
-    assert found.dtype == torch.float32
-    assert choose_hardware(device="cpu", precision="float64", compiled="yes").dtype == torch.float64
-
-
 @pytest.mark.parametrize(
     ("device", "message"),
     [

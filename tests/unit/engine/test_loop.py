@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from calibrant.engine.batches import ImageBatch
 from calibrant.engine.methods import MixupPlan, resolved
 from calibrant.engine.recipe import Recipe, override
-from calibrant.engine.run import save_checkpoint
 from calibrant.engine.setup import choose_hardware
 from calibrant.engine.train import Assembly, run_epoch, train
 from calibrant.losses import CrossEntropyLoss
@@ -50,23 +49,6 @@ def test_gamma_of_an_epoch_is_its_mean_and_spread_over_the_test_examples():
     # Of all test examples, not of a sample: divided by N.
     assert record.gamma_std == pytest.approx(float(gammas.var(correction=0)) ** 0.5, rel=2e-5)
     assert record.gamma_std > 0
-
-
-def test_seconds_of_a_resumed_run_go_on_from_those_before(tmp_path):
-    def stop(record):
-        raise RuntimeError("stop")
-
-    out = tmp_path / "run"
-    settings = {"method.name": "ce", "train.epochs": "2", "train.batch_size": "900", "train.checkpoint_every_seconds": "0"}
-    recipe = override(Recipe(), TINY | settings)
-    with pytest.raises(RuntimeError, match="stop"):
-        train(recipe, out=out, report=stop)
-    state = torch.load(out / "state.pt")
-    state["history"][0]["seconds"] = 5000.0
-    save_checkpoint(state, out / "state.pt")
-    times = [record.seconds for record in train(recipe, out=out, resume=True).history]
-    assert times[0] == 5000.0
-    assert 5000.0 < times[1] < 5000.0 + 600
 
 
 LONGER = {

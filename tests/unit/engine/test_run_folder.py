@@ -216,12 +216,6 @@ def test_package_commit_needs_a_checkout_that_tracks_the_package(tmp_path):
     assert package_commit(package) == f"{commit}-dirty"
 
 
-def test_train_takes_plain_data_and_files(tmp_path):
-    values = {"data": {"name": "mixture"}, "backbone": {"name": "mlp"}, "method": {"name": "ce"}, "train": {"epochs": 1}}
-    (tmp_path / "r.toml").write_text('data.name = "mixture"\nbackbone.name = "mlp"\nmethod.name = "ce"\ntrain.epochs = 1\n')
-    assert train(values).test.logits.equal(train(tmp_path / "r.toml").test.logits)
-
-
 def test_run_folder_in_use_is_refused_until_it_is_left(tmp_path):
     with RunFolder(tmp_path / "run", tiny(), resume=False):
         with pytest.raises(ValueError, match="run is being written by another process"):

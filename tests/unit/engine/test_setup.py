@@ -7,12 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from calibrant.data import load_mixture
 from calibrant.data.image_set import DataSet, ImageSet
 from calibrant.engine.recipe import DataPart, Recipe, override
-from calibrant.engine.train import divide, fits_on_device, load_data, scale_run, train
+from calibrant.engine.train import divide, fits_on_device, scale_run, train
 
 
 def images(n: int) -> DataSet:
@@ -36,14 +35,6 @@ def test_divide_holds_out_a_tenth_unless_told_or_by_the_papers_protocol(method, 
     recipe = override(Recipe(), {"method.name": method, "method.preset": preset, "data.meta": meta})
     data = divide(images(100), recipe)
     assert tuple(None if part is None else len(part) for part in (data.train, data.val, data.meta)) == sizes
-
-
-def test_divide_nothing_left_to_train_on_is_refused() -> None:
-    with pytest.raises(ValueError, match="a tenth unless given"):
-        divide(images(6), Recipe())
-    for settings, got in (({"data.val": 95, "data.meta": 10}, "95 and 10"), ({"data.val": 100}, "100 and 0")):
-        with pytest.raises(ValueError, match=f"examples must be left to train on, got {got} of 100"):
-            divide(images(100), override(Recipe(), settings))
 
 
 SETTINGS = {
@@ -73,17 +64,6 @@ def test_fits_on_device_follows_the_recipe_and_the_free_memory(monkeypatch):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, 10**9))
         assert fits_on_device(data, DataPart(), device=cuda) is fits
         assert fits_on_device(data, DataPart(place="device"), device=cuda)
-
-
-def test_load_data_brings_pictures_of_a_folder_to_the_recipes_size(tmp_path):
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        for number in range(3):
-            Image.new("RGB", (12, 10), (number, 0, 0)).save(tmp_path / name / f"{number}.png")
-    assert load_data(DataPart(name=str(tmp_path))).train.size == (10, 12)
-    assert load_data(DataPart(name=str(tmp_path), size=8)).train.size == (8, 8)
-    with pytest.raises(ValueError, match="`data.size` must be left out for mixture; only images in a folder are resized"):
-        load_data(DataPart(name="mixture", size=8))
 
 
 def test_divide_takes_the_recipes_crops_and_mirroring_over_the_sets_own():

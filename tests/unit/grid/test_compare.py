@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -133,15 +132,6 @@ def test_compare_of_nothing_but_failures_has_no_table(tmp_path: Path) -> None:
     assert len(found.failures) == 1
 
 
-def test_compare_puts_predictions_of_others_below_under_the_name_of_the_data(tmp_path: Path) -> None:
-    first = run(tmp_path)
-    theirs = tmp_path / "theirs.npz"
-    first.entries[0].test.save(theirs)
-    found = run(tmp_path, add=[theirs])
-    assert [(entry.data, entry.method) for entry in found.entries] == [("mixture", "ce"), ("mixture", "theirs")]
-    assert len(found.table.sections) == 1
-
-
 def test_compare_of_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     lock = lock_folder(tmp_path)
     try:
@@ -162,9 +152,3 @@ def test_compare_tells_the_watcher_what_is_there_and_what_happens(tmp_path: Path
     # The last call is before tables are made.
     assert (seen[0], seen[-2], seen[-1]) == ((1, None), (2, "done"), (2, None))
     assert set(seen[1:-2]) == {(1, "step")}
-
-
-def test_run_cell_records_the_command_that_repeats_the_run(tmp_path: Path) -> None:
-    run(tmp_path)
-    facts = json.loads((tmp_path / "runs" / "mixture-mlp-ce-seed0" / "run.json").read_text())
-    assert facts["command"][:6] == ["calibrant", "train", "--data", "mixture", "--model", "mlp"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from calibrant.core.records import Entry, Predictions, Scores
-from calibrant.engine.train import scale_run, train
+from calibrant.engine.train import train
 from calibrant.grid.collect import check_same_labels, finished_runs, load_entries, load_run_entry
 from calibrant.metrics.measure import measure
 from helpers import golden
@@ -62,12 +62,6 @@ def test_load_entries_of_a_run_folder_gives_what_was_run_and_measured(run: Path)
     assert entry.folder == str(run)
 
 
-def test_load_entries_of_a_scaled_run_knows_its_temperature(run: Path, tmp_path: Path) -> None:
-    made = scale_run(run, out=tmp_path / "ts")
-    (entry,) = load_entries(tmp_path)
-    assert (entry.method, entry.temperature) == ("ce+ts", made.temperature)
-
-
 def test_load_entries_reuses_metrics_that_agree_with_the_predictions(run: Path, tmp_path: Path) -> None:
     folder = copy(run, tmp_path / "run")
     said = json.loads((folder / "metrics.json").read_text())
@@ -108,15 +102,6 @@ def test_load_entries_of_a_folder_leaves_unfinished_runs_out(run: Path, tmp_path
         load_entries(left)
     with pytest.raises(ValueError, match="must be the folder of a finished run"):
         load_run_entry(left)
-
-
-def test_load_entries_of_predictions_are_called_by_their_file(tmp_path: Path) -> None:
-    file = tmp_path / "theirs.npz"
-    golden_predictions("test").save(file)
-    (entry,) = load_entries(file, data="golden")
-    assert (entry.data, entry.method, entry.seed, entry.model) == ("golden", "theirs", None, None)
-    assert entry.scores == measure(golden_predictions(), file="theirs.npz")
-    assert load_entries(file)[0].data == "?"
 
 
 def test_load_entries_of_a_folder_of_predictions_are_its_seeds(tmp_path: Path) -> None:

@@ -24,7 +24,6 @@ from calibrant.grid.export import (
     to_markdown,
 )
 from calibrant.grid.tables import compare_table
-from calibrant.paper.reproduce import make_paper_table
 from calibrant.report.page import render_page
 from calibrant.report.rows import Column, Mean, Row, Section, Table
 from made_up_runs import run_of, seeds
@@ -125,27 +124,6 @@ def table_of(*names: str, metrics: tuple[str, ...] = ("error", "nll", "ece", "mc
 )
 def test_escape_writes_what_pdflatex_can_print(text: str, written: str) -> None:
     assert escape_latex(text) == written
-
-
-def label_of(table: Table) -> str:
-    return next(row for row in to_latex(table).splitlines() if row.startswith("\\label")).removeprefix("\\label")
-
-
-def test_latex_labels_of_two_comparisons_differ_by_data_and_network() -> None:
-    found = [
-        compare_table([run_of("ce", data=data, model=model)], test=False) for data in ("x_y", "é z") for model in ("mlp", "a:b")
-    ]
-    assert [label_of(table) for table in found] == [
-        "{tab:comparison-x-y-mlp}",
-        "{tab:comparison-x-y-a:b}",
-        "{tab:comparison-z-mlp}",
-        "{tab:comparison-z-a:b}",
-    ]
-    runs = [run_of(method, data=data) for method in ("ce", "focal") for data in ("cifar10", "birds")]
-    table5 = make_paper_table("table5", runs, paper=True)
-    assert label_of(table5) == "{tab:table5-cifar10-birds-resnet18}"
-    table3 = make_paper_table("table3", [run_of("adafocal", data="cifar10")], paper=True)
-    assert label_of(table3) == "{tab:table3-cifar10-resnet18}"
 
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex")

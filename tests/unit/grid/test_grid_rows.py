@@ -17,12 +17,6 @@ def rows_of(entries: list[Entry]) -> list[Row]:
     return [row for section in group_rows(entries) for row in section.rows]
 
 
-def test_group_rows_joins_seeds_in_their_order() -> None:
-    rows = rows_of([run_of("ce", 0.06, seed=2), run_of("focal"), run_of("ce", 0.05, seed=0)])
-    assert [(row.method, row.seeds) for row in rows] == [("ce", (0, 2)), ("focal", (0,))]
-    assert rows[0].cells["error"].values == (0.05, 0.06)
-
-
 @pytest.mark.parametrize(
     "other", [{"data": "cifar100"}, {"model": "densenet100"}, {"epochs": 20}, {"preset": "paper"}, {"told": "optim.lr=0.2"}]
 )

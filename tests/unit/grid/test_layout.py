@@ -21,10 +21,3 @@ def test_column_says_of_all_rows_how_they_average_and_select_or_of_none() -> Non
     assert json.loads(to_json(table))["sections"][0]["lines"][2]["choices"] == "phase, error+nll"
     alike = compare_table([run_of("ce", told=told), run_of("flgamma-sece", told=told), theirs])
     assert "choices" not in alike.info
-
-
-def test_caption_says_what_the_rows_on_one_data_set_have_in_common() -> None:
-    told = "data.val=300 optim.lr=0.2"
-    runs = [run_of("ce", told="optim.lr=0.2"), *(run_of(m, data="digits", told=told) for m in ("ce", "focal"))]
-    common = "All rows: 350 epochs; 15 bins; settings on CIFAR-10, resnet18 optim.lr=0.2; "
-    assert f"{common}settings on digits, resnet18 data.val=300, optim.lr=0.2." in compare_table(runs).notes

@@ -1,14 +1,10 @@
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 
 from calibrant.backbones import BACKBONES
 from calibrant.data import DATASETS
 from calibrant.engine.methods import METHODS, split_name
-from calibrant.grid import tables
 from calibrant.grid.tables import load_paper
 from calibrant.metrics import METRICS
 from calibrant.report.rows import Mean
@@ -82,61 +78,6 @@ def test_table5_is_the_difference_of_table1_but_for_one_cell() -> None:
     assert differences() == {("cifar100", "ce-dece", "error"): (-0.164, 0.836)}
     (said,) = (n for n in load_paper().notes if n["table"] == "table5" and n.get("metric") == "error")
     assert (said["data"], said["methods"]) == ("cifar100", ["ce-dece"])
-
-
-def test_table2_repeats_the_rows_of_table1() -> None:
-    first, second = load_paper().tables["table1"], load_paper().tables["table2"]
-    for data in second.rows:
-        one, two = first.row(data, "flgamma-sece"), second.row(data, "flgamma-sece")
-        assert one is not None
-        assert one == two
-
-
-def test_table3_rounds_the_row_of_table1() -> None:
-    for data, rows in load_paper().tables["table3"].rows.items():
-        row = load_paper().tables["table1"].row(data, "flgamma-sece")
-        assert row is not None
-        assert rows[-1].method == "flgamma-sece"
-        for key, value in rows[-1].cells.items():
-            assert value.mean == pytest.approx(row.cells[key].mean, abs=0.5001e-4)
-
-
-def test_rows_that_one_data_set_lacks_are_noted() -> None:
-    table = load_paper().tables["table1"]
-    methods = {data: {row.method for row in rows} for data, rows in table.rows.items()}
-    assert methods["cifar10"] == methods["cifar100"]
-    assert methods["cifar10"] - methods["tiny-imagenet"] == {"ce+ts", "ls-0.05"}
-    assert [n["data"] for n in load_paper().notes if ": No values" in n["text"]] == ["tiny-imagenet"]
-
-
-def test_bold_of_table1_is_the_lowest_but_where_a_note_says_so() -> None:
-    table, wrong = load_paper().tables["table1"], set()
-    bold = json.loads(Path(tables.__file__).with_name("paper.json").read_text())["tables"]["table1"]["bold"]
-    for data, rows in table.rows.items():
-        for key in SIX:
-            least = min(row.cells[key].mean for row in rows)
-            best = {row.method for row in rows if row.cells[key].mean == least}
-            if best != set(bold[data][key]):
-                wrong.add((data, key))
-    noted = {(n["data"], n["metric"]) for n in load_paper().notes if n["table"] == "table1" and ": Bold" in n["text"]}
-    assert wrong == noted
-    assert len(wrong) == 5
-
-
-def indivisible(table: str, data: str) -> set[str]:
-    """Methods whose mean error cannot be one of five runs on 10,000 images: a multiple of 0.002 %, rounded to 0.001 %."""
-    steps = {row.method: row.cells["error"].mean * 50_000 for row in load_paper().tables[table].rows[data]}
-    return {method for method, step in steps.items() if abs(step - round(step)) > 0.26}
-
-
-@pytest.mark.parametrize(("table", "data"), [("table1", "tiny-imagenet"), ("table4", "cifar10")])
-def test_errors_that_five_runs_cannot_give_are_noted(table: str, data: str) -> None:
-    noted = [n for n in load_paper().notes if (n["table"], n.get("data"), n.get("metric")) == (table, data, "error")]
-    assert indivisible(table, data) == set(noted[0]["methods"])
-
-
-def test_errors_of_cifar_agree_with_five_runs() -> None:
-    assert not indivisible("table1", "cifar10") | indivisible("table1", "cifar100")
 
 
 def test_claims_of_the_text_follow_from_table1_but_for_ece() -> None:

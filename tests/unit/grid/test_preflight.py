@@ -42,40 +42,12 @@ def grid(tmp_path: Path) -> tuple[Path, Path]:
     return file, runs
 
 
-@pytest.mark.parametrize(
-    ("change", "said"), [({"seed": 1}, "other test images or labels"), ({"n": 75}, "12 and 15 test images")]
-)
-def test_check_data_that_changed_are_refused_whatever_is_to_be_run(grid, change, said):
-    file, runs = grid
-    cells = own_cells(file, "ce,focal", (0, 1))
-    assert list(check_data(cells)) == ["shapes"]
-    write(file, **change)
-    for given in (cells[:1], cells):
-        with pytest.raises(ValueError, match=f"`data` must be what .*shapes-mlp-ce-seed0 was trained on, got .*: {said}"):
-            check_data(given)
-    # Runs of a grid that has no finished ones begin with the new data.
-    assert list(check_data(cells[1:])) == ["shapes"]
-
-
 def test_check_data_of_batches_that_one_method_cannot_fill_says_so(tmp_path: Path) -> None:
     # Of 180 images 36 are for testing and 14 for validation; the paper's protocol holds out 14 more.
     cells = own_cells(write(tmp_path / "x.npz", n=180), "ce,flgamma-sece", train__batch_size=128, method__preset="paper")
     check_data(cells[:1])
     with pytest.raises(ValueError, match="`train.batch_size` must be at most the 116 training examples, got 128"):
         check_data(cells)
-
-
-def test_check_data_names_the_first_set_that_is_missing(tmp_path: Path) -> None:
-    def check(data: list[str], **settings: str) -> None:
-        check_data(plan_cells(data, ["ce"], [0], out=tmp_path, settings=settings))
-
-    check(["digits", "mixture"])
-    with pytest.raises(FileNotFoundError, match="calibrant data fetch cifar10"):
-        check(["digits", "cifar10"], **{"data.root": str(tmp_path)})
-    with pytest.raises(FileNotFoundError, match="must be a folder of class folders"):
-        check([str(tmp_path / "none")])
-    with pytest.raises(ValueError, match="unknown data set 'digit'. Did you mean 'digits'"):
-        check(["digit"])
 
 
 def test_compare_finished_grid_outlives_its_data_but_not_other_ones(grid):
@@ -170,16 +142,6 @@ def test_load_added_orders_runs_as_the_catalogue_does_and_shows_a_base_that_the_
     assert called(add(runs / NAMES[0], grid=cells(methods="ce+ts"), runs=runs)) == [("ce", 0)]
 
 
-def test_load_added_of_two_files_of_one_name_takes_the_same_once_and_refuses_others(
-    runs: Path, predicted: Predictions, tmp_path: Path
-) -> None:
-    one, two = (saved(tmp_path / place, predicted) for place in ("o1/m.npz", "o2/m.npz"))
-    assert called(add(one, one, two, runs=runs)) == [("m", None)]
-    saved(two, predicted, sharper=2.0)
-    with pytest.raises(ValueError, match="got seeds unknown, unknown of m on mixture .*o1/m.npz.*o2/m.npz.* rename"):
-        add(one, two, runs=runs)
-
-
 @pytest.mark.parametrize("name", [NAMES[0], NAMES[2]])
 def test_load_added_of_a_run_that_is_there_takes_it_once_if_it_has_the_same_numbers(
     name: str, runs: Path, tmp_path: Path
@@ -210,14 +172,3 @@ def test_load_added_holds_rows_against_the_grids_test_set_before_it_is_run(
                 add(file, runs=place)
     part = saved(tmp_path / "part.npz", predicted.subset(range(500)))
     assert [entry.scores.n for entry in add(part, runs=runs)] == [500]
-
-
-def test_load_added_of_a_seed_of_the_grids_row_must_be_of_the_whole_test_set(
-    runs: Path, predicted: Predictions, tmp_path: Path
-) -> None:
-    (cell,) = plan_cells(["mixture"], ["ce"], [1], settings=TINY)
-    train(cell.recipe, out=tmp_path / cell.name)
-    assert called(add(tmp_path / cell.name, runs=runs)) == [("ce", 1)]
-    predicted.subset(range(500)).save(tmp_path / cell.name / "test.npz")
-    with pytest.raises(ValueError, match=r"4,000 and 500 test images of ce on mixture"):
-        add(tmp_path / cell.name, runs=runs)

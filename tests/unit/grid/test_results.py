@@ -189,15 +189,6 @@ def test_save_results_replaces_the_same_run_only_and_writes_all_or_nothing(tmp_p
     assert load_result(file).epochs == 6
 
 
-@pytest.mark.parametrize("change", [{"epochs": 7}, {"scores": run_of("ce").scores}])
-def test_save_results_of_two_runs_for_one_record_are_refused(change: dict[str, object], tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="seed1.json: must be the record of one run, got two: runs/ce"):
-        save_results([run(), run(**change)], tmp_path / "new")
-    assert not (tmp_path / "new").exists()
-    assert len(save_results([run()], tmp_path, note="a copy")) == 1
-    assert load_results(tmp_path)[0].facts["note"] == "a copy"
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

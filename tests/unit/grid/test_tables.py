@@ -12,7 +12,7 @@ from calibrant import Predictions, measure
 from calibrant.core.records import Entry, Estimate
 from calibrant.grid.export import to_csv, to_markdown
 from calibrant.grid.tables import compare_table
-from calibrant.report.rows import Column, Mean, Row, Table, columns_of
+from calibrant.report.rows import Row, Table, columns_of
 from made_up_runs import run_of, seeds
 
 
@@ -116,14 +116,6 @@ def test_compare_table_several_values_are_bold_if_only_some_rows_may_be_compared
     assert "trained" not in compare_table(unlike[:2]).info
 
 
-def test_compare_table_own_settings_are_in_the_label_common_ones_in_a_note() -> None:
-    command = "train.batch_size=64"
-    runs = [run_of("ce", told=command), run_of("flgamma", told=f"{command} method.options.every=8")]
-    table = compare_table(runs)
-    assert [found.label for found in table.rows] == ["CE", "FLγ (every=8)"]
-    assert "All rows: 350 epochs; preset default; 15 bins; settings train.batch_size=64." in table.notes
-
-
 def test_compare_table_what_a_method_chooses_and_others_are_told_is_common() -> None:
     told = "train.average=phase train.select=error+nll"
     runs = [run_of("ce", 0.05, told=told), run_of("flgamma-sece", 0.04, told="", preset="default")]
@@ -173,16 +165,6 @@ def test_compare_table_paper_is_below_ours() -> None:
     assert (printed.cells["error"].mean, printed.n_runs, printed.epochs) == (0.04812, 5, 350)
     assert "4.812 ± 0.122" in to_markdown(table)
     assert any("Golebiowski" in note for note in table.notes)
-
-
-def test_compare_table_without_entries_is_refused() -> None:
-    with pytest.raises(ValueError, match="`entries` must hold at least one run"):
-        compare_table([])
-
-
-def test_cell_that_rounds_to_zero_has_no_sign() -> None:
-    assert Mean(-0.000001).shown(Column("e", "E")) == ("0.000", None)
-    assert Mean(-0.0123, 0.004).shown(Column("e", "E", percent=False)) == ("-0.012", "0.004")
 
 
 def test_compare_table_tests_no_row_that_may_not_be_compared_with_the_first() -> None:

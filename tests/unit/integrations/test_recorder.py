@@ -3,38 +3,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 
 from calibrant.integrations.trackers import Recorder, add_batch, with_ends
-from calibrant.metrics import binary_expected_calibration_error, expected_calibration_error
+from calibrant.metrics import binary_expected_calibration_error
 from helpers import mixed_gaps
 
 
 def recorder(**options: object) -> Recorder:
     settings: dict[str, object] = {"num_classes": 10, "n_bins": 15, "metrics": ("ece", "nll"), "n_resamples": 100, **options}
     return Recorder(**settings)  # type: ignore[arg-type]
-
-
-def test_recorder_of_batches_gives_the_numbers_of_the_whole() -> None:
-    probs, labels = mixed_gaps(500)
-    made = recorder()
-    for part in (slice(0, 200), slice(200, 500)):
-        add_batch(made.suite, probs[part].log(), labels[part])
-    values = with_ends(made.measure(made.suite), made.metrics)
-    assert list(values) == ["ece", "ece_low", "ece_high", "nll", "nll_low", "nll_high"]
-    assert values["ece"] == pytest.approx(float(expected_calibration_error(probs, labels)), abs=1e-9)
-    assert values["ece_low"] <= values["ece"] <= values["ece_high"]
-
-
-def test_add_batch_takes_tokens_and_leaves_out_marked_ones() -> None:
-    probs, labels = mixed_gaps(12)
-    marked = labels.clone()
-    marked[[1, 5]] = -100
-    one, two = recorder().suite, recorder().suite
-    add_batch(one, probs.log().reshape(3, 4, 10), marked.reshape(3, 4))
-    add_batch(two, probs[marked >= 0].log(), labels[marked >= 0])
-    assert int(one.count[0]) == 10
-    assert torch.equal(one.cells, two.cells)
 
 
 def test_show_draws_the_last_scores_and_leaves_no_figure_behind() -> None:

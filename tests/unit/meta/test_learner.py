@@ -323,22 +323,6 @@ def test_step_takes_keyword_inputs_and_output_records():
         assert float(info.hypergradient_norm) > 0
 
 
-@pytest.mark.parametrize("regularizer", ["gamma-focal", "unitwise-l2", "label-smoothing-per-class"])
-@pytest.mark.parametrize("preset", ["default", "paper"])
-def test_every_preset_steps_with_every_kind_of_regularizer(preset, regularizer):
-    x, y, xm, ym = data()
-    model = mlp(bn=True)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    learner = MetaLearner(model, optimizer, regularizer=regularizer, preset=preset)
-    before = {name: value.clone() for name, value in learner.hyper.items()}
-    for _ in range(2):
-        info = learner.step(x, y, xm, ym)
-    assert all(torch.isfinite(value).all() for value in model.parameters())
-    assert bool(torch.isfinite(info.loss))
-    assert any(not torch.equal(value, before[name]) for name, value in learner.hyper.items())
-    assert {"loss"} < set(info.to_floats())
-
-
 def test_gamma_net_of_a_learner():
     learner = learner_of(mlp())
     assert float(learner.gamma_net()(torch.rand(2, 8)).detach().mean()) == pytest.approx(1.0, rel=1e-5)
@@ -423,37 +407,6 @@ def test_tokens_in_ones_own_loop_are_rows_and_wrong_labels_are_named():
         learner.loss(features, logits, TAGS[:, 1:])
     with pytest.raises(ValueError, match="ignore_index=-100"):
         learner_of(mlp()).step(TOKENS, TAGS, META_TOKENS, META_TAGS)
-
-
-class ScaledOptimizer(torch.optim.SGD):
-    """Steps as a trainer's wrapper does: unscales (which a scaler allows once) and steps by the scaler."""
-
-    def step(self, closure=None):
-        inner = torch.optim.SGD(self.param_groups[0]["params"], lr=self.param_groups[0]["lr"])
-        self.scaler.unscale_(inner)
-        self.scaler.step(inner)
-        self.scaler.update()
-
-
-@pytest.mark.parametrize("clip", [None, 0.05])
-def test_step_with_a_trainers_backward_and_scaler_takes_the_plain_step(clip):
-    plain, scaled = mlp(), mlp()
-    learner_of(plain, momentum=0.0, clip=clip).step(*data())
-    optimizer, losses = ScaledOptimizer(scaled.parameters(), lr=0.1), []
-    scaler = optimizer.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-
-    def backward(loss):
-        losses.append(float(loss.detach()))
-        scaler.scale(loss).backward()
-
-    hooks = {"scaler": scaler, "backward": backward, "accumulate": 2, "clip": clip}
-    learner = MetaLearner(
-        scaled, optimizer, every=1, objective=sece_penalty, generator=torch.Generator().manual_seed(0), **hooks
-    )
-    infos = [learner.step(*data()), learner.step(*data()[:2])]
-    assert losses == pytest.approx([float(info.loss) / 2 for info in infos])
-    for value, expected in zip(scaled.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(value, expected, rtol=1e-6, atol=1e-7)
 
 
 def test_full_lookahead_under_a_trainers_autocast_equals_the_learners_own():

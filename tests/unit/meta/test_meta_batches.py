@@ -3,7 +3,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from calibrant.meta import LoaderBatches, MetaBatches, MetaLearner
+from calibrant.meta import LoaderBatches, MetaBatches
 
 
 def take(batches, count):
@@ -72,18 +72,3 @@ def test_loader_batches_wrong_loaders_raise():
         LoaderBatches(DataLoader(data, batch_size=2))
     with pytest.raises(ValueError, match="at least one full batch of 4, got none in a whole pass. Lower its `batch_size`."):
         next(LoaderBatches(DataLoader(data, batch_size=4, shuffle=True)))
-
-
-def test_learner_given_a_loader_draws_from_it_without_end():
-    x, labels, model = torch.randn(8, 4), torch.arange(8) % 3, torch.nn.Linear(4, 3)
-    loader = DataLoader(TensorDataset(x, labels), batch_size=4, shuffle=True)
-    learner = MetaLearner(model, torch.optim.SGD(model.parameters(), lr=0.1), every=1, meta_batches=loader)
-    infos = [learner.step(x, labels) for _ in range(5)]
-    assert all(info.meta_value is not None for info in infos)
-    assert learner.meta_batches.passes == 3
-
-
-def test_loader_without_labels_raises():
-    loader = DataLoader([{"ids": torch.ones(2)}] * 4, batch_size=2, shuffle=True)
-    with pytest.raises(ValueError, match="LoaderBatches: a batch must be .* a mapping with `labels`"):
-        next(LoaderBatches(loader))

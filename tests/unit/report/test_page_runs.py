@@ -75,14 +75,6 @@ def test_verdict_leaves_out_what_has_nothing_to_be_compared_with() -> None:
     assert "MMCE" not in said
 
 
-def test_part_of_a_test_set_is_named_and_compared_with_nothing() -> None:
-    easy = entry("theirs", error=0.001, ece=0.001, **THEIRS)
-    runs = [replace(easy, scores=replace(easy.scores, n=40)), entry("ce"), entry("focal", ece=0.09)]
-    (said,) = told(*runs)
-    assert "theirs" not in said
-    assert '<th scope="row">theirs (40 examples)</th>' in render_page(table=compare_table(runs, test=False))
-
-
 def test_verdict_tests_three_common_seeds_in_pairs() -> None:
     # Every seed gains as much, however much seeds differ: 0.019, 0.02 and 0.021.
     first, second = (0.02, 0.05, 0.09), (0.039, 0.07, 0.111)

@@ -14,7 +14,6 @@ from calibrant import Predictions, measure
 from calibrant.core.checks import ArrayLike
 from calibrant.core.records import Bins, Entry
 from calibrant.metrics import expected_calibration_error, reliability_bins
-from calibrant.metrics.intervals import rate_interval
 from calibrant.report.figures import ReliabilityPanel, draw_reliability_grid, prepare_reliability
 from calibrant.report.rows import group_rows
 from figure_data import run_of
@@ -107,15 +106,6 @@ def test_prepare_reliability_gives_the_bins_error_and_ece_of_the_run(n_bins: int
     assert torch.equal(panel.bins.accuracy, bins.accuracy)
     assert panel.error == pytest.approx(float((probs.argmax(1) != labels).double().mean()), abs=1e-12)
     assert panel.ece == pytest.approx(float(expected_calibration_error(probs, labels, n_bins=n_bins)), abs=1e-12)
-
-
-def test_prepare_reliability_intervals_are_wilsons() -> None:
-    panel = prepare_reliability(group_rows([run_of()])[0].rows, n_bins=10)[0]
-    assert panel.intervals is not None
-    for rate, count, ends in zip(panel.bins.accuracy.tolist(), panel.bins.count.tolist(), panel.intervals, strict=True):
-        np.testing.assert_equal(ends.tolist(), rate_interval(rate, size=count) if count else (math.nan, math.nan))
-    # By hand: 8 of 10 right, z = 1.959964.
-    assert tuple(rate_interval(0.8, size=10)) == pytest.approx((0.490162, 0.943318), abs=1e-6)
 
 
 @pytest.mark.parametrize("weights", [np.linspace(0.1, 1, 50), [1, 3] * 25])
