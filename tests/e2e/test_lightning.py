@@ -253,14 +253,6 @@ def test_mixin_in_half_precision_with_a_scaler_stays_near_full_precision() -> No
     assert float((weights(half) - weights(full)).norm()) < 0.02 * moved
 
 
-@pytest.mark.parametrize(("precision", "dtype"), [("bf16-true", torch.bfloat16), ("64-true", torch.float64)])
-def test_mixin_gives_meta_batches_the_type_of_the_network(precision: str, dtype: torch.dtype) -> None:
-    module = Calibrated()
-    trainer(precision=precision).fit(module, loader())
-    assert module.net[0].weight.dtype == dtype
-    assert module.learner.meta_updates == module.learner.steps == 3
-
-
 def test_mixin_written_after_another_module_is_refused_when_the_class_is_made() -> None:
     class Logged:
         def training_step(self, batch: Any, batch_idx: int) -> Any:

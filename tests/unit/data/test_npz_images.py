@@ -76,14 +76,9 @@ def test_load_npz_grey_images_without_test_part_are_split_by_seed(tmp_path):
             "must be whole numbers from 0 to 255 or others from 0 to 1, got int64 from 0 to 510",
         ),
         ({"images": COLOUR.reshape(20, -1), "labels": LABELS}, r"must be \[N, H, W\], .* got \[20, 90\]"),
-        ({"images": np.zeros((4, 5, 6, 7), np.uint8), "labels": LABELS[:4]}, r"got \[4, 5, 6, 7\]"),
         ({"images": COLOUR, "labels": LABELS[:3]}, r"`labels` must be class indices \[N\] = \[20\], got \[3\]"),
         ({"images": COLOUR, "labels": LABELS - 1}, r"`labels` must lie in \[0, 1\], got -1"),
         ({"images": COLOUR, "labels": LABELS, "class_names": ["a"]}, r"must lie in \[0, 0\], got 1"),
-        (
-            {"images": COLOUR, "labels": LABELS, "class_names": ["a", "b" * 10**6]},
-            "`class_names` must not hold more than `images`",
-        ),
         ({"images": COLOUR, "labels": LABELS, "test_images": COLOUR}, r"must hold `test_labels` \(or y_test\)"),
         (
             {"images": COLOUR, "labels": LABELS, "test_images": COLOUR[:, :3], "test_labels": LABELS},

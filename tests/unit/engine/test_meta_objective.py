@@ -271,7 +271,6 @@ def test_method_options_reach_settings_regularizer_and_objective():
     ("option", "value", "message"),
     [
         ("betas", "fast", "`method.options.betas` must be a list, got 'fast'"),
-        ("accuracy", "firm", "`method.options.accuracy` must be one of 'hard', 'soft', got 'firm'"),
         ("lookahead_lr", "now", "`method.options.lookahead_lr` must be a number or one of 'current'"),
         ("pace", -1, "`method.options.pace` must be a finite number > 0, got -1"),
         ("n_bins", 5, "unknown option of flgamma-sece 'n_bins'"),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,24 +16,6 @@ from calibrant.engine.recipe import Recipe
 from calibrant.grid import executors as module
 from calibrant.grid.executors import RayExecutor, run_remotely
 from calibrant.grid.schedule import Cell, Event
-
-
-class Reference(list[Any]):
-    """A result that can be a key."""
-
-    def __hash__(self) -> int:  # type: ignore[override]
-        return id(self)
-
-
-class Remote:
-    def __init__(self, made: Any) -> None:
-        self.made = made
-
-    def remote(self, *arguments: Any) -> Any:
-        try:
-            return Reference([self.made(*arguments)])
-        except Exception as error:
-            return Reference([error])
 
 
 class FakeQueue(list[Event]):
@@ -56,46 +40,29 @@ class FakeQueue(list[Event]):
         pass
 
 
-class FakeRay(ModuleType):
-    """Runs a task when it is given and keeps its result, a list of one; a task that raises is a node that died."""
-
-    def __init__(self, **resources: float) -> None:
-        super().__init__("ray")
-        self.resources, self.asked, self.cancelled, self.down = resources, [], [], False
-
-    def is_initialized(self) -> bool:
-        return True
-
-    def cluster_resources(self) -> dict[str, float]:
-        return self.resources
-
-    def remote(self, **wanted: Any) -> Callable[[Any], Remote]:
-        self.asked.append(wanted)
-        return Remote
-
-    def wait(self, references: list[Any], *, num_returns: int, timeout: float) -> tuple[list[Any], list[Any]]:
-        return references, []
-
-    def get(self, reference: list[Any]) -> Any:
-        if isinstance(reference[0] if reference else None, Exception):
-            raise reference[0]
-        return reference[0]
-
-    def cancel(self, reference: Any, *, force: bool) -> None:
-        self.cancelled.append(reference)
-
-    def shutdown(self) -> None:
-        self.down = True
+def result_of(made: Any, *arguments: Any) -> Future[Any]:
+    found: Future[Any] = Future()
+    try:
+        found.set_result(made(*arguments))
+    except Exception as error:
+        found.set_exception(error)
+    return found
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeRay]:
-    def make(**resources: float) -> FakeRay:
-        made = FakeRay(**resources)
-        queue = ModuleType("ray.util.queue")
-        queue.Queue = FakeQueue  # type: ignore[attr-defined]
-        for name, fake in {"ray": made, "ray.util": ModuleType("ray.util"), "ray.util.queue": queue}.items():
-            monkeypatch.setitem(sys.modules, name, fake)
+def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Runs a task when it is given; one that raises is a node that died. It notes what was asked, cancelled and shut down."""
+
+    def make(**resources: float) -> Any:
+        made = SimpleNamespace(asked=[], cancelled=[], down=[], is_initialized=lambda: True, get=Future.result)
+        made.cluster_resources = lambda: resources
+        made.remote = lambda **wanted: made.asked.append(wanted) or (lambda f: SimpleNamespace(remote=partial(result_of, f)))
+        made.wait = lambda references, **_: (references, [])
+        made.cancel = lambda reference, force: made.cancelled.append(reference)
+        made.shutdown = lambda: made.down.append(True)
+        queue = SimpleNamespace(Queue=FakeQueue)
+        for name, found in {"ray": made, "ray.util": SimpleNamespace(), "ray.util.queue": queue}.items():
+            monkeypatch.setitem(sys.modules, name, found)
         return made
 
     return make

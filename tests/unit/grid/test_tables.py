@@ -152,21 +152,6 @@ def test_compare_table_calibrated_column_is_one_test_of_all_seeds() -> None:
     assert any("perfectly calibrated" in note for note in table.notes)
 
 
-def test_compare_table_paper_is_below_ours() -> None:
-    table = compare_table([run_of("ce"), run_of("brier"), run_of("focal")], paper=True)
-    assert [(found.method, found.kind) for found in table.rows] == [
-        ("ce", "ours"),
-        ("ce", "paper"),
-        ("brier", "ours"),
-        ("focal", "ours"),
-        ("focal", "paper"),
-    ]
-    printed = line(table, "ce", "paper")
-    assert (printed.cells["error"].mean, printed.n_runs, printed.epochs) == (0.04812, 5, 350)
-    assert "4.812 ± 0.122" in to_markdown(table)
-    assert any("Golebiowski" in note for note in table.notes)
-
-
 def test_compare_table_tests_no_row_that_may_not_be_compared_with_the_first() -> None:
     short = [replace(entry, epochs=20) for entry in seeds("focal", 0.08)]
     table = compare_table([*seeds("ce", 0.05), *short, *seeds("flsd", 0.08)])

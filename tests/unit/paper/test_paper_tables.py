@@ -19,15 +19,6 @@ def line(table: Table, method: str, kind: str = "ours") -> Row:
     return next(found for found in table.rows if (found.method, found.kind) == (method, kind))
 
 
-def test_table1_follows_the_order_of_the_paper() -> None:
-    runs = [run_of(method) for method in ("flgamma-sece", "ls-0.05", "ce+ts", "ce", "adafocal")]
-    runs += [run_of("ce", data="cifar100")]
-    table = make_paper_table("table1", runs)
-    assert [section.title for section in table.sections] == ["CIFAR-10, resnet18", "CIFAR-100, resnet18"]
-    assert [found.label for found in table.sections[0].rows] == ["CE", "CE (TS)", "LS-0.05", "FLγ-SECE"]
-    assert [column.key for column in table.columns] == ["error", "nll", "ece", "mce", "ace", "classwise_ece"]
-
-
 def test_table3_lists_published_numbers_with_their_networks() -> None:
     table = make_paper_table("table3", [run_of("adafocal", ece=0.006), run_of("ce")], paper=True)
     assert [column.key for column in table.columns] == ["ece", "error"]

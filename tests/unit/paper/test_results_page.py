@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -36,20 +35,6 @@ def test_readme_says_what_a_calibrated_model_would_show() -> None:
     runs = [run for run in load_results(ROOT / "results") if (run.data, run.method) == ("cifar100", "flgamma-sece")]
     chance = fmean(run.scores.ece_if_calibrated.mean for run in runs)
     assert f"an ECE of {100 * chance:.2f}" in (ROOT / "README.md").read_text(encoding="utf-8")
-
-
-def test_page_shows_every_run_with_command_machine_epochs_and_seed() -> None:
-    command = "calibrant train --method ce --seed 3 --set train.eval_every_epochs=5"
-    facts = {"command": command, "machine": "1x H200", "versions": {"torch": "2.11"}, "seconds": 347.5}
-    facts |= {"examples": {"train": 45000}, "note": "looked at every 5 epochs"}
-    entry = replace(run_of("ce", seed=3), facts=facts, best_epoch=348)
-    page = render_results([entry], link="../results", command="x")
-    line = next(line for line in page.splitlines() if line.startswith("- [`cifar10-resnet18-ce-default-seed3.json`]"))
-    for text in ("350 epochs", "seed 3", "taken from epoch 349", "1x H200", "6 min", "torch 2.11", "every 5 epochs"):
-        assert text in line
-    assert f"  `{command}`" in page
-    assert "| CE " in page
-    assert "4.812 ± 0.122" in page
 
 
 def test_write_results_page_draws_what_records_allow(tmp_path: Path) -> None:
@@ -87,34 +72,6 @@ def test_page_names_the_command_that_made_it_without_a_place_of_this_machine(
         assert str(tmp_path) not in page
 
 
-def test_page_begins_with_the_note_the_tradeoff_and_a_ranking_of_rows_that_had_the_same_chances() -> None:
-    trained = {"ce": 45000, "focal": 45000, "flgamma-sece": 40000, "flgamma-dece": 40000}
-    made = (("ce", 0.06), ("focal", 0.05), ("flgamma-sece", 0.04), ("flgamma-dece", 0.07))
-    runs = [replace(run_of(method, error), facts={"examples": {"train": trained[method]}}) for method, error in made]
-    runs.append(replace(run_of("ce-dece", 0.02), facts={"examples": {"train": 44000}}))
-    figures = ["figures/curves-cifar10-resnet18.png", "figures/tradeoff-cifar10-resnet18.png"]
-    page = render_results(runs, link="x", command="x", figures=figures, note="Read this.\n")
-    places = [page.index(text) for text in ("Read this.", f"]({figures[1]})", "1. FLγ-SECE", "## Table 1", f"]({figures[0]})")]
-    assert places == sorted(places)
-    rows = rows_of(page, "CIFAR-10, resnet18")
-    assert [(row[0], row[3]) for row in rows] == [
-        ("CE-DECE", "44,000"),
-        ("1. FLγ-SECE", "40,000"),
-        ("2. FLγ-DECE", "40,000"),
-        ("1. Focal", "45,000"),
-        ("2. CE", "45,000"),
-    ]
-
-
-def test_page_says_once_what_all_runs_or_tables_have_in_common() -> None:
-    facts = {"machine": "1x H200", "versions": {"torch": "2.11"}, "note": "looked at every 5 epochs; killed"}
-    runs = [replace(run_of("ce"), facts=facts), replace(run_of("focal"), facts=facts | {"note": "looked at every 5 epochs"})]
-    page = render_results([*runs, run_of("brier")][:2], link="x", command="x")
-    assert "All runs: 350 epochs; seed 0; 1x H200; torch 2.11; looked at every 5 epochs." in page
-    assert page.count("1x H200") == page.count("Bold: ") == 1
-    assert "ce-default-seed0.json): killed." in page
-
-
 SPECIAL = "train.average=phase"
 
 
@@ -134,14 +91,6 @@ def test_other_runs_are_in_the_order_of_the_catalogue_plain_ones_first() -> None
     assert found[:4] == [("CE", False), ("CE (TS)", False), ("CE", True), ("CE (TS)", True)]
     assert found[4:] == [("Focal", False), ("Brier", False)]
     assert render_results(entries[::-1], link="x", command="x") == render_results(entries, link="x", command="x")
-
-
-def test_every_row_of_every_table_has_its_epochs_preset_and_seeds() -> None:
-    entries = [run_of(method, model="convnet", epochs=30) for method in ("ce", "flgamma-sece")] + [run_of("ce")]
-    page = render_results(entries, link="x", command="x")
-    for heading in ("Other runs", "Table 1"):
-        assert re.search(rf"## {heading}.*?\| Method +\| +(Weights, epoch \| +)?Preset \| Epochs \| Seeds", page, re.DOTALL)
-    assert [row[2:5] for row in rows_of(page, "Other runs")] == [["–", "30", "1"], ["default", "30", "1"]]
 
 
 def test_page_below_a_file_is_refused_before_anything_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from matplotlib.text import Text
 
 from calibrant import Predictions
 from calibrant.metrics import reliability_bins
@@ -118,34 +117,6 @@ def test_figures_of_single_runs_show_the_highest_common_seed(tmp_path: Path, mon
         "digits, convnet, seed 0, 15 bins",
         "digits, convnet, 15 bins",
     ]
-
-
-@pytest.mark.parametrize("kind", FIGURES)
-@pytest.mark.parametrize("methods", [("flgamma-sece",), ("ce", "flgamma-sece")])
-def test_title_of_long_names_stays_in_the_figure_and_axes_have_their_scale(kind: str, methods: tuple[str, ...]) -> None:
-    # Errors that leave no round number on a logarithmic axis but one.
-    names = {"data": "my_new_histology_dataset_v2_of_the_year_2024", "model": "our_own_network:with_a_long_name"}
-    runs = [
-        run_of(method, seed=seed, error=0.3 + seed / 100, ece=0.24 + seed / 50, curve=[0.3, 0.2], gamma=[1.0, 1.1], **names)
-        for method in methods
-        for seed in (0, 1)
-    ]
-    drawn = FIGURES[kind]
-    records = drawn.prepare(group_rows(runs)[0].rows)
-    for figure in [drawn.draw(records, title=f"{names['data']}, {names['model']}")] if len(records) >= drawn.least else []:
-        figure.draw_without_rendering()
-        inside = figure.bbox
-        for text in figure.findobj(Text):
-            if "histology" in text.get_text():
-                box = text.get_window_extent()
-                assert inside.x0 - 1 <= box.x0, text.get_text()
-                assert box.x1 <= inside.x1 + 1, text.get_text()
-                assert box.y1 <= inside.y1 + 1, text.get_text()
-        for ax in figure.axes:
-            for axis in (ax.xaxis, ax.yaxis):
-                low, high = sorted(axis.get_view_interval())
-                shown = [tick for tick in axis.get_majorticklocs() if low <= tick <= high]
-                assert len(shown) >= 2, (kind, axis.get_label_text())
 
 
 def test_page_charts_are_the_figures_that_the_runs_have_with_what_they_say() -> None:
