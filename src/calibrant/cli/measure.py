@@ -22,7 +22,6 @@ from calibrant.cli.terminal import (
     Terminal,
     check_destination,
     fit_table,
-    fits,
     progress_bar,
     say,
     show_heading,
@@ -369,7 +368,8 @@ def comparison_table(parts: Mapping[str, Scores], *, width: int) -> Table:
         cells = [cell for (value, interval), is_best in found for cell in (_value(value, is_best), _dim(interval))]
         rows.append([metric.label, *cells])
     table = fit_table(["Metric", *(head for name in parts for head in (name, _INTERVAL))], rows, width=width, drop=(2,))
-    return table if fits(table, width) else parts_table("File", parts, width=width)
+    fits = Terminal(width=10_000).measure(table).maximum <= width
+    return table if fits else parts_table("File", parts, width=width)
 
 
 def paired_table(tests: Mapping[str, Paired], *, width: int) -> Table:

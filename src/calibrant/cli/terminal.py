@@ -94,11 +94,6 @@ def fit_table(headers: Sequence[str], rows: Sequence[Row], *, width: int, drop: 
     return table
 
 
-def fits(table: Table, width: int) -> bool:
-    """Whether a table is no wider than this with every name on one line."""
-    return Terminal(width=10_000).measure(table).maximum <= width
-
-
 def show_heading(console: Console, title: str, rest: str) -> None:
     """Print the heading of a part, with a remark beside it."""
     console.print()

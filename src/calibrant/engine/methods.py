@@ -184,21 +184,7 @@ class MixupPlan(LossPlan):
 
 
 class MetaPlan(LossPlan):
-    """Minimise a regularizer's loss, and move its hyper-parameters so that the next step lowers a held-out objective.
-
-    Args:
-        regularizer: The loss.
-        objective: What is minimised on the meta batches.
-        settings: How the hyper-parameters are stepped.
-        meta_batch_size: Held-out examples drawn anew for every meta step; None for a bank of the features of up to 5,120 if
-            averaged weights predict, else 1,024.
-        refresh: Examples of the bank that a meta step passes through the averaged weights, the oldest first; None for enough
-            to keep the others recent.
-        meta_schedule: Learning rate of the hyper-parameters over the epochs: "constant", or "slowing" by the root of the
-            network's own once that is below a tenth of the first.
-        pace: How far a meta step moves what the hyper-parameters control, if their learning rate is not given; None for the
-            regularizer's own, or less in a long run and up to four times that in a short one.
-    """
+    """Minimise a regularizer's loss, and move its hyper-parameters so that the next step lowers a held-out objective."""
 
     has_meta = True
 
@@ -208,9 +194,13 @@ class MetaPlan(LossPlan):
         objective: MetaObjective,
         settings: MetaSettings,
         *,
+        # Held-out examples drawn anew for every meta step; None for a bank of the features of up to 5,120 if averaged weights
+        # predict, else 1,024. Of a bank, ``refresh`` examples pass through these weights in a meta step, the oldest first.
         meta_batch_size: int | None = None,
         refresh: int | None = None,
+        # "slowing": the hyper-parameters by the root of the network's learning rate, once that is below a tenth of the first.
         meta_schedule: Literal["constant", "slowing"] = "constant",
+        # How far a meta step moves what they control; None for the regularizer's own, in a short run up to four times that.
         pace: float | None = None,
     ) -> None:
         super().__init__(nn.Module())

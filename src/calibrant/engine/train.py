@@ -98,14 +98,7 @@ def fits_on_device(data: RunData, part: DataPart, *, device: torch.device) -> bo
 
 
 class Assembly:
-    """A run ready to start: everything that its steps read and change, and the steps themselves.
-
-    Attributes:
-        fingerprint: That of the data before they were divided.
-        forward: Images → (features, logits), compiled if the recipe says so; ``eval_forward`` never is.
-        averages: Averages of the weights: "average" predicts, and meta batches pass through "watch" if there is one.
-        objective: The plan of the method: what is minimised.
-    """
+    """A run ready to start: everything that its steps read and change, and the steps themselves."""
 
     def __init__(self, recipe: Recipe, *, group: Group = ALONE_GROUP) -> None:
         """Build everything that a recipe describes; raise ``ValueError`` or ``OSError`` if something cannot be built."""
@@ -133,6 +126,7 @@ class Assembly:
         resident = fits_on_device(data, recipe.data, device=hardware.device)
         self.batches = TrainBatches(data.train, hardware, batch_size=train.batch_size, seed=recipe.seed, resident=resident)
         self.val, self.test = (EvalSet(part, hardware, resident=resident) for part in (data.val, data.test))
+        # Images → (features, logits); in evaluation never compiled.
         self.forward, self.eval_forward = self.compiled(model), feature_function(model)
         self.optimizer = build_optimizer(model.parameters(), recipe.optim)
         self.averages = build_averages(model, train, steps=self.steps, watched=self.objective.watched)

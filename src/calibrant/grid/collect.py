@@ -270,25 +270,21 @@ def load_entries(path: str | Path, *, data: str | None = None) -> list[Entry]:
         ('coins', 'mine', 3, 0.5)
     """
     given = Path(path)
-    if given.is_file():
-        if given.suffix.lower() == ".json":
-            return [load_result(given)]
-        predictions = load_predictions(given)
-        if predictions.split not in (None, Split.TEST):
-            raise ValueError(f"{path}: must hold predictions on test data, got those of the {predictions.split.value} split.")
-        return [_predictions_entry(predictions, given, data=data)]
     if not given.exists():
         raise FileNotFoundError(
             f"{path}: must be a run folder, a folder of them, a file of predictions or a record (.json), got nothing there."
         )
     runs = _runs(given)
     entries = [load_run_entry(folder) for folder in runs if is_finished(folder)]
-    # Only predictions as .npz: a folder may hold tables of its own, written as .csv.
-    for file in [file for file in sorted([*_below(given, "*.npz"), *_below(given, "*.json")]) if file.parent not in runs]:
-        if file.suffix == ".json":
-            entries += [load_result(file)] if _is_record(file) else []
+    # Of a folder only records and predictions as .npz: it may hold tables of its own, written as .csv.
+    files = [given] if given.is_file() else sorted([*_below(given, "*.npz"), *filter(_is_record, _below(given, "*.json"))])
+    for file in [file for file in files if file.parent not in runs or file is given]:
+        if file.suffix.lower() == ".json":
+            entries.append(load_result(file))
         elif (predictions := load_predictions(file)).split in (None, Split.TEST):
             entries.append(_predictions_entry(predictions, file, data=data))
+        elif file is given:
+            raise ValueError(f"{path}: must hold predictions on test data, got those of the {predictions.split.value} split.")
     if not entries:
         raise ValueError(f"{path}: must hold finished runs, predictions (.npz) or records of results (.json), got none.")
     return entries
