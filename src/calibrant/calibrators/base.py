@@ -76,13 +76,14 @@ class FitData:
 
     @classmethod
     def of(cls, *records: Predictions) -> FitData:
-        """Take over a record, or several that sample the same examples; examples of weight zero are left out."""
+        """Take over a record, or several that sample the same examples."""
+        records = tuple(record.counted for record in records)
         labels, weights = records[0].labels, records[0].weights
         scores = records[0].logits if len(records) == 1 else torch.stack([record.logits for record in records])
         scores = scores if scores.dtype in (torch.float32, torch.float64) else scores.float()
-        if weights is None:
-            return cls(scores, labels, torch.ones(len(labels), dtype=torch.float64))
-        return cls(scores, labels, weights).subset(weights.nonzero().flatten())
+        return cls(
+            scores, labels, torch.ones(len(labels), dtype=torch.float64) if weights is None else weights / weights.mean()
+        )
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -52,7 +52,7 @@ class TopLabel:
         weights: Sample weights ``[N]`` float64, or None for equal weights.
         dtype: Precision in which the probabilities came; bin edges are rounded to it.
         squares: Sums of squared weights ``[N]``, for cells.
-        examples: Number of examples of positive weight, for cells.
+        examples: Number of examples, for cells.
     """
 
     confidence: Tensor
@@ -67,10 +67,8 @@ class TopLabel:
 
     @property
     def size(self) -> int:
-        """Number of examples of positive weight."""
-        if self.examples is not None:
-            return self.examples
-        return len(self) if self.weights is None else int((self.weights > 0).sum())
+        """Number of examples."""
+        return len(self) if self.examples is None else self.examples
 
     @cached_property
     def mass(self) -> Tensor:
@@ -85,7 +83,6 @@ class TopLabel:
         """
         squares = self.mass.square() if self.squares is None else self.squares
         rows = torch.stack([self.confidence, self.mass, self.mass * self.confidence, self.mass * self.correct, squares])
-        rows = rows[:, self.mass > 0] if self.weights is not None else rows
         order = torch.from_numpy(rows[0].numpy().argsort())
         values, rows = rows[0, order], rows[1:, order]
         last = torch.cat([values[1:] != values[:-1], torch.ones(1, dtype=torch.bool)])
@@ -280,7 +277,6 @@ class Summary:
 
     Attributes:
         n: Number of examples.
-        size: Number of examples of positive weight.
         num_classes: Number of classes C.
         n_bins: Number of equal-width bins M.
         weights: Sums ``[2]`` of w and w².
@@ -296,7 +292,6 @@ class Summary:
     """
 
     n: int
-    size: int
     num_classes: int
     n_bins: int
     weights: Tensor
@@ -360,7 +355,7 @@ class Summary:
             return self.top
         weight, confidence, correct, squares, _ = self.cells[:, self.cells[0] > 0]
         return TopLabel(
-            (confidence / weight).clamp(0, 1), (correct / weight).clamp(0, 1), weight, squares=squares, examples=self.size
+            (confidence / weight).clamp(0, 1), (correct / weight).clamp(0, 1), weight, squares=squares, examples=self.n
         )
 
     @cached_property
@@ -391,6 +386,7 @@ def summarize(predictions: Predictions, *, n_bins: int = 15, keep: int | None = 
         >>> summary.n, summary.effective_n, summary.by_class[2].sum(1).tolist(), round(float(summary.brier[0]), 6)
         (2, 2.0, [2.0, 0.0], 1.3)
     """
+    predictions = predictions.counted
     chunks = in_chunks(predictions.scores, predictions.labels, predictions.weights)
     parts = [summarize_rows(*chunk, are_logits=predictions.has_logits, n_bins=n_bins) for chunk in chunks]
     tops: dict[str, Any] = {"top": None, "positive_top": None}
@@ -421,16 +417,12 @@ def summarize_rows(
     """Reduce checked ``scores [n, C]`` (logits or probabilities) and ``labels [n]`` to a `Summary`, on their device."""
     probs, top, nll, brier = score_rows(scores, labels, weights, are_logits=are_logits)
     weight, num_classes = top.mass, scores.shape[1]
-    if weights is not None:
-        # An infinite value of weight zero counts nothing.
-        nll = nll.masked_fill(weights == 0, 0.0)
     values = torch.stack([nll, brier])
     moments = torch.stack([values, values.square(), values**3], 1).flatten(0, 1) @ weight
     second = one_vs_rest(probs, labels, weights, index=1) if num_classes == 2 else None
     counted = torch.stack([weight * top.correct, torch.ones_like(weight)])
     return Summary(
         n=len(labels),
-        size=top.size,
         num_classes=num_classes,
         n_bins=n_bins,
         weights=torch.stack([weight.sum(), weight.square().sum()]),

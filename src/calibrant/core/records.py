@@ -171,6 +171,11 @@ class Predictions:
         """Whether the top class is the label, ``[N]``, bool."""
         return self.predicted == self.labels
 
+    @property
+    def counted(self) -> Predictions:
+        """The record without examples of weight zero, which count nothing in any measurement or fit."""
+        return self if self.weights is None or bool(self.weights.all()) else self.subset(self.weights > 0)
+
     def replace(
         self,
         *,
@@ -343,7 +348,8 @@ def as_predictions(
 ) -> Predictions:
     """Check the arguments that metrics share, and return ``(probs, labels)``, or a `Predictions`, as a checked record.
 
-    Weights, if given, replace those of the `Predictions`. ``where`` is the calling function, for messages.
+    Weights, if given, replace those of the `Predictions`; examples of weight zero are left out. ``where`` is the calling
+    function, for messages.
     """
     check_count(n_bins, where=where, name="n_bins", most=MOST_BINS)
     if isinstance(p, bool) or not isinstance(p, (int, float)) or not p >= 1:
@@ -352,11 +358,11 @@ def as_predictions(
         if labels is not None or ignore_index is not None:
             name = "labels" if labels is not None else "ignore_index"
             raise ValueError(f"{where}: `{name}` must not be given with a `Predictions`, which has its own.")
-        return probs if weights is None else probs.replace(weights=weights)
+        return (probs if weights is None else probs.replace(weights=weights)).counted
     if labels is None:
         got = type(probs).__name__
         raise ValueError(f"{where}: `labels` must be given unless the first argument is a `Predictions`, got {got} alone.")
-    return Predictions(probs=probs, labels=labels, weights=weights, ignore_index=ignore_index, where=where)
+    return Predictions(probs=probs, labels=labels, weights=weights, ignore_index=ignore_index, where=where).counted
 
 
 def as_record(

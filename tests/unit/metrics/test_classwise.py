@@ -135,10 +135,3 @@ def test_classwise_weights_and_an_empty_first_bin_leave_no_gap_of_rounding(p: fl
         both = torch.stack(expected)
         value = classwise_calibration_error(torch.stack([high, 1 - high], 1), labels, p=p, weights=weights)
         assert float(value) == pytest.approx(float(both.max() if math.isinf(p) else both.mean() ** (1 / p)), rel=1e-9)
-
-
-def test_tace_class_whose_kept_examples_weigh_nothing_is_left_out() -> None:
-    probs = torch.tensor([[0.995, 0.005], [0.8, 0.2]], dtype=torch.float64)
-    alone = thresholded_adaptive_calibration_error(probs[:1], [0], n_bins=2)
-    assert float(thresholded_adaptive_calibration_error(probs, [0, 1], n_bins=2, weights=[1.0, 0.0])) == float(alone)
-    assert float(alone) == pytest.approx(0.005)

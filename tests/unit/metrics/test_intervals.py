@@ -23,7 +23,6 @@ from calibrant.metrics.intervals import (
     few_gaps,
     mean_interval,
     rate_interval,
-    resampled_values,
     signed_gap_interval,
     spread_of_confidences,
 )
@@ -363,13 +362,6 @@ def test_classwise_interval_of_two_classes_is_that_of_the_positive_class() -> No
     assert 0 < found.low < value < found.high
     # Chance: sqrt(p (1 - p) / N) of about 0.4 / sqrt(3000) = 0.007 on either side, twice.
     assert 0.015 < found.high - found.low < 0.045
-
-
-def test_resamples_leave_out_examples_of_weight_zero() -> None:
-    weights = torch.zeros(200, dtype=torch.float64)
-    weights[3] = 2.0
-    given = Predictions(logits=calibrated(200).logits, labels=calibrated(200).labels, weights=weights)
-    assert set(resampled_values(METRICS["error"], given, 20, seed=0, n_bins=15).tolist()) == {float(METRICS["error"](given))}
 
 
 def test_intervals_where_nothing_was_seen_to_be_wrong_allow_for_errors_unseen() -> None:

@@ -158,18 +158,11 @@ def test_paired_test_of_few_examples_proves_no_equality_either() -> None:
     assert paired_test(one, one)["error"] == Paired(0.0, 0.0, 0.0, 1.0)
 
 
-def test_paired_test_examples_without_weight_count_nothing_for_how_few_there_are() -> None:
-    first, second = two_models(200, 0)
-    for kept in (5, 12):
-        few = paired_test(*(model.subset(range(kept)) for model in (first, second)), n_resamples=400)
-        weights = (torch.arange(200) < kept).double()
-        one, two = (Predictions(logits=model.logits, labels=model.labels, weights=weights) for model in (first, second))
-        among_others = paired_test(one, two, n_resamples=400)
-        for key in ("nll", "brier", "signed_gap"):
-            half, expected = (found[key].high - found[key].difference for found in (among_others, few))
-            # The 95 % quantile of 400 values is known to 6 %.
-            assert half == expected or half == pytest.approx(expected, rel=0.2), (kept, key)
-        assert kept > 9 or all(test.p_value == 1 for test in among_others.values())
+def test_paired_test_leaves_out_examples_of_weight_zero() -> None:
+    first, second = two_models(40, 0)
+    weights = (torch.arange(40) < 12).double()
+    among_others = paired_test(first.replace(weights=weights), second.replace(weights=weights), n_resamples=100)
+    assert among_others == paired_test(first.subset(range(12)), second.subset(range(12)), n_resamples=100)
 
 
 def test_paired_test_of_blocks_is_near_that_of_examples(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,7 +248,7 @@ def test_draw_counts_are_poisson_with_mean_one() -> None:
 @pytest.mark.parametrize("num_classes", [2, 30])
 def test_sample_counts_and_weights_are_repetitions(num_classes: int) -> None:
     probs, labels = mixed_gaps(300, num_classes)
-    counts = torch.arange(300) % 3
+    counts = 1 + torch.arange(300) % 3
     repeated = Predictions(probs=probs.repeat_interleave(counts, 0), labels=labels.repeat_interleave(counts))
     values = values_of(summarize(repeated))
     weighted = Predictions(probs=probs, labels=labels, weights=counts.double())

@@ -73,11 +73,6 @@ def test_nll_label_of_probability_zero_is_infinite():
     assert negative_log_likelihood(Predictions(logits=[[0.0, -math.inf]], labels=[1])).item() == math.inf
 
 
-def test_nll_impossible_label_of_weight_zero_does_not_count():
-    value = negative_log_likelihood([[1.0, 0.0], [0.5, 0.5]], [1, 0], weights=[0.0, 2.0])
-    assert value.item() == pytest.approx(math.log(2), rel=1e-12)
-
-
 def test_error_rate_logits_decide_where_probabilities_tie():
     logits = torch.tensor([[1e20, 1.1e20, 0.0]], dtype=torch.float64)
     assert error_rate(Predictions(logits=logits, labels=[1])).item() == 0

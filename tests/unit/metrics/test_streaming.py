@@ -96,7 +96,7 @@ def test_metric_collection_shares_one_state_among_equal_settings() -> None:
     assert float(values["ece5"]) != float(values["ece"])
     collection.reset()
     collection.update(probs[:9], labels[:9])
-    assert int(collection["ece5"].count[0]) == 9
+    assert int(collection["ece5"].count) == 9
 
 
 def test_scores_are_those_of_measuring_the_predictions() -> None:
@@ -176,7 +176,7 @@ def test_merge_is_associative_and_commutative(sizes: tuple[int, int, int], seed:
         assert torch.allclose(getattr(left, name), getattr(other, name), rtol=1e-14, atol=1e-13)
     assert_same(left.compute(), right.compute(), tolerance=1e-7)
     assert_same(left.compute(), other.compute(), tolerance=1e-7)
-    assert [int(s.count[0]) for s in suites] == list(sizes)
+    assert [int(s.count) for s in suites] == list(sizes)
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_update_refuses_bad_input_and_leaves_the_state_alone(arguments: dict[str
     suite = CalibrationSuite(num_classes=3)
     with pytest.raises(ValueError, match=message):
         suite.update(**arguments)
-    assert int(suite.count[0]) == 0
+    assert int(suite.count) == 0
     assert float(suite.cells.sum()) == 0
 
 
@@ -263,7 +263,7 @@ def test_state_dict_of_a_persistent_metric_restores_it() -> None:
     restored.load_state_dict(dict(saved))
     assert_same(restored.compute(), suite.compute())
     restored.update(*mixed_gaps(10, 4))
-    assert int(saved["count"][0]) == 400
+    assert int(saved["count"]) == 400
     assert filled().state_dict() == {}
 
 
@@ -431,7 +431,7 @@ def test_weights_count_as_in_the_functions() -> None:
     suite = streamed(probs, labels, weights=weights)
     for key, value in suite.compute().items():
         assert float(value) == pytest.approx(float(METRICS[key](probs, labels, weights=weights)), abs=1e-8), key
-    assert suite.summary().size == 1470
+    assert suite.summary().n == 1470
     many = [torch.cat([part] * 50) for part in (probs, labels, weights)]
     suite = streamed(many[0], many[1], weights=many[2])
     examples = suite.summary().examples
