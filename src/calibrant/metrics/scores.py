@@ -7,6 +7,7 @@ the confidences.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from calibrant.core.binning import (
     top_label,
 )
 from calibrant.core.checks import ArrayLike
-from calibrant.core.records import Predictions, as_predictions
+from calibrant.core.records import Examples, Predictions, Shared, as_predictions
 
 __all__ = [
     "BrierParts",
@@ -37,13 +38,7 @@ __all__ = [
 _ROUNDING = 1e-15
 
 
-def negative_log_likelihood(
-    probs: ArrayLike | Predictions,
-    labels: ArrayLike | None = None,
-    *,
-    weights: ArrayLike | None = None,
-    ignore_index: int | None = None,
-) -> Tensor:
+def negative_log_likelihood(probs: Examples, labels: ArrayLike | None = None, **shared: Unpack[Shared]) -> Tensor:
     r"""Mean negative log-likelihood of the labels, in nats.
 
     .. math:: \mathrm{NLL} = -\frac1N \sum_{i=1}^{N} \log p_{i y_i}
@@ -68,17 +63,11 @@ def negative_log_likelihood(
     Reference:
         Good, Journal of the Royal Statistical Society B 1952.
     """
-    given = as_predictions(probs, labels, where="negative_log_likelihood", weights=weights, ignore_index=ignore_index)
+    given = as_predictions(probs, labels, where="negative_log_likelihood", **shared)
     return weighted_mean(nll_and_brier(given)[0], given.weights)
 
 
-def brier_score(
-    probs: ArrayLike | Predictions,
-    labels: ArrayLike | None = None,
-    *,
-    weights: ArrayLike | None = None,
-    ignore_index: int | None = None,
-) -> Tensor:
+def brier_score(probs: Examples, labels: ArrayLike | None = None, **shared: Unpack[Shared]) -> Tensor:
     r"""Mean squared distance between the probabilities and the one-hot label, summed over classes.
 
     .. math:: \mathrm{Brier} = \frac1N \sum_{i=1}^{N} \sum_{k=1}^{C} \bigl( p_{ik} - [y_i = k] \bigr)^2
@@ -98,17 +87,11 @@ def brier_score(
     Reference:
         Brier, Monthly Weather Review 1950.
     """
-    given = as_predictions(probs, labels, where="brier_score", weights=weights, ignore_index=ignore_index)
+    given = as_predictions(probs, labels, where="brier_score", **shared)
     return weighted_mean(nll_and_brier(given)[1], given.weights)
 
 
-def error_rate(
-    probs: ArrayLike | Predictions,
-    labels: ArrayLike | None = None,
-    *,
-    weights: ArrayLike | None = None,
-    ignore_index: int | None = None,
-) -> Tensor:
+def error_rate(probs: Examples, labels: ArrayLike | None = None, **shared: Unpack[Shared]) -> Tensor:
     r"""Share of wrong predictions.
 
     .. math:: \frac1N \sum_{i=1}^{N} \bigl[ \arg\max_k p_{ik} \ne y_i \bigr]
@@ -122,17 +105,11 @@ def error_rate(
         >>> error_rate(probs, torch.tensor([0, 0]))
         tensor(0.5000, dtype=torch.float64)
     """
-    top = top_label(probs, labels, where="error_rate", weights=weights, ignore_index=ignore_index)
+    top = top_label(probs, labels, where="error_rate", **shared)
     return weighted_mean(1 - top.correct, top.weights)
 
 
-def signed_calibration_gap(
-    probs: ArrayLike | Predictions,
-    labels: ArrayLike | None = None,
-    *,
-    weights: ArrayLike | None = None,
-    ignore_index: int | None = None,
-) -> Tensor:
+def signed_calibration_gap(probs: Examples, labels: ArrayLike | None = None, **shared: Unpack[Shared]) -> Tensor:
     r"""Mean confidence minus accuracy: which way the model errs.
 
     .. math:: \frac1N \sum_{i=1}^{N} (c_i - a_i)
@@ -150,17 +127,11 @@ def signed_calibration_gap(
         >>> signed_calibration_gap(probs, torch.tensor([0, 0]))
         tensor(0.3500, dtype=torch.float64)
     """
-    top = top_label(probs, labels, where="signed_calibration_gap", weights=weights, ignore_index=ignore_index)
+    top = top_label(probs, labels, where="signed_calibration_gap", **shared)
     return weighted_mean(top.confidence - top.correct, top.weights)
 
 
-def area_under_risk_coverage(
-    probs: ArrayLike | Predictions,
-    labels: ArrayLike | None = None,
-    *,
-    weights: ArrayLike | None = None,
-    ignore_index: int | None = None,
-) -> Tensor:
+def area_under_risk_coverage(probs: Examples, labels: ArrayLike | None = None, **shared: Unpack[Shared]) -> Tensor:
     r"""Mean error rate of the k most confident predictions, over all k (AURC).
 
     With the examples sorted by falling confidence :math:`c_{(1)} \ge c_{(2)} \ge \dots` and errors
@@ -187,7 +158,7 @@ def area_under_risk_coverage(
     Reference:
         Geifman, Uziel and El-Yaniv, ICLR 2019.
     """
-    top = top_label(probs, labels, where="area_under_risk_coverage", weights=weights, ignore_index=ignore_index)
+    top = top_label(probs, labels, where="area_under_risk_coverage", **shared)
     weight, error = _tied_sums(top)
     scale = top.size / weight.sum()
     weight, error = weight.flip(0) * scale, error.flip(0) * scale
@@ -196,13 +167,7 @@ def area_under_risk_coverage(
     return total / top.size
 
 
-def failure_detection_auroc(
-    probs: ArrayLike | Predictions,
-    labels: ArrayLike | None = None,
-    *,
-    weights: ArrayLike | None = None,
-    ignore_index: int | None = None,
-) -> Tensor:
+def failure_detection_auroc(probs: Examples, labels: ArrayLike | None = None, **shared: Unpack[Shared]) -> Tensor:
     r"""Chance that a right prediction is more confident than a wrong one (AUROC of confidence as an error detector).
 
     .. math:: \mathrm{AUROC} = \frac{1}{R \, (N - R)} \sum_{i : a_i = 1} \; \sum_{j : a_j = 0}
@@ -225,7 +190,7 @@ def failure_detection_auroc(
     Reference:
         Hendrycks and Gimpel, ICLR 2017.
     """
-    top = top_label(probs, labels, where="failure_detection_auroc", weights=weights, ignore_index=ignore_index)
+    top = top_label(probs, labels, where="failure_detection_auroc", **shared)
     weight, wrong = _tied_sums(top)
     right = weight - wrong
     lower_wrong = wrong.cumsum(0) - wrong / 2
@@ -256,12 +221,7 @@ class BrierParts:
 
 
 def brier_decomposition(
-    probs: ArrayLike | Predictions,
-    labels: ArrayLike | None = None,
-    *,
-    n_bins: int = 15,
-    weights: ArrayLike | None = None,
-    ignore_index: int | None = None,
+    probs: Examples, labels: ArrayLike | None = None, *, n_bins: int = 15, **shared: Unpack[Shared]
 ) -> BrierParts:
     r"""Split the Brier score of the top label into reliability, resolution, uncertainty and two terms inside bins.
 
@@ -292,7 +252,7 @@ def brier_decomposition(
         Murphy, Journal of Applied Meteorology 1973; terms inside bins: Stephenson, Coelho and Jolliffe, Weather and
         Forecasting 2008.
     """
-    top = top_label(probs, labels, where="brier_decomposition", n_bins=n_bins, weights=weights, ignore_index=ignore_index)
+    top = top_label(probs, labels, where="brier_decomposition", n_bins=n_bins, **shared)
     bins = equal_width_bins(top, n_bins=n_bins)
     index = equal_width_index(top.confidence, n_bins, dtype=top.dtype)
     weight = top.mass / top.mass.sum()
