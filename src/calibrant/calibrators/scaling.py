@@ -66,12 +66,7 @@ _MOST_STEPS = 100
 
 
 def temperature_log_probs(logits: Tensor, temperature: Tensor | float) -> Tensor:
-    """Log-probabilities of logits divided by a temperature.
-
-    Example:
-        >>> temperature_log_probs(torch.tensor([2 * math.log(3.0), 0.0]), 2.0).exp()
-        tensor([0.7500, 0.2500])
-    """
+    """Log-probabilities of logits divided by a temperature."""
     return (logits / temperature).log_softmax(-1)
 
 
@@ -120,11 +115,6 @@ def least_in_log(loss: Callable[[float], float], *, bounds: tuple[float, float])
 
     The loss need not be convex: the whole range is searched coarsely, at two places for every factor of e, then the best place
     finely.
-
-    Example:
-        >>> found, at_bound = least_in_log(lambda x: math.log(x / 3) ** 2, bounds=(0.01, 100.0))
-        >>> round(found, 6), at_bound
-        (3.0, False)
     """
     low, high = (math.log(bound) for bound in bounds)
     grid = np.linspace(low, high, max(math.ceil(2 * (high - low)), 2) + 1)
@@ -219,11 +209,6 @@ def attended_nll(data: FitData, temperature: float, *, threshold: float) -> floa
 
     .. math:: L(T) = -\sum_i w_i \Bigl[ \log q_{i y_i} + \sum_{k \in A_i} \log \frac{q_{ik}^2}{1 - q_{ik}} \Bigr],
         \qquad q_i = \mathrm{softmax}(z_i / T)
-
-    Example:
-        >>> data = FitData(torch.tensor([[0.0, 0.0]]), torch.tensor([0]), torch.ones(1, dtype=torch.float64))
-        >>> [round(attended_nll(data, 1.0, threshold=threshold), 4) for threshold in (0.4, 0.6)]
-        [1.3863, 0.6931]
     """
 
     def nll(logits: Tensor, labels: Tensor) -> Tensor:
@@ -274,12 +259,7 @@ class AttendedTemperatureScaling(_TemperatureMethod):
 
 
 def monte_carlo_log_probs(logits: Tensor, temperature: Tensor | float) -> Tensor:
-    """Log of the mean, over samples, of the probabilities of scaled logits ``[S, ..., C]``; ``[N, C]`` is a single sample.
-
-    Example:
-        >>> monte_carlo_log_probs(torch.tensor([[[1.0986, 0.0]], [[0.0, 0.0]]]), 1.0).exp()
-        tensor([[0.6250, 0.3750]])
-    """
+    """Log of the mean, over samples, of the probabilities of scaled logits ``[S, ..., C]``; ``[N, C]`` is a single sample."""
     log_probs = temperature_log_probs(logits, temperature)
     if logits.ndim == 2:
         return log_probs
@@ -321,25 +301,14 @@ class MonteCarloTemperatureScaling(_TemperatureMethod, formula=monte_carlo_log_p
 
 
 def ensemble_log_probs(logits: Tensor, temperature: Tensor | float, mixture: Tensor) -> Tensor:
-    """Log-probabilities of a mixture ``[3]`` of the scaled, the original and the uniform distribution.
-
-    Example:
-        >>> ensemble_log_probs(torch.tensor([1.0986, 0.0]), 1.0, torch.tensor([0.5, 0.0, 0.5])).exp()
-        tensor([0.6250, 0.3750])
-    """
+    """Log-probabilities of a mixture ``[3]`` of the scaled, the original and the uniform distribution."""
     parts = [temperature_log_probs(logits, temperature), logits.log_softmax(-1)]
     flat = torch.zeros_like(logits) - torch.log(torch.full_like(logits[..., :1], logits.shape[-1]))
     return torch.logsumexp(torch.stack([*parts, flat], -1) + mixture.log(), -1)
 
 
 def find_mixture(log_parts: Tensor, weights: Tensor) -> Tensor:
-    """Return the mixture weights ``[P]`` of least NLL, from the log-probability of the label under each part ``[N, P]``.
-
-    Example:
-        >>> log_parts = torch.tensor([[0.0, -9.0], [0.0, -9.0], [-9.0, 0.0]], dtype=torch.float64)
-        >>> find_mixture(log_parts, torch.ones(3, dtype=torch.float64))
-        tensor([0.6667, 0.3333], dtype=torch.float64)
-    """
+    """Return the mixture weights ``[P]`` of least NLL, from the log-probability of the label under each part ``[N, P]``."""
     # Only ratios within an example matter; dividing by the largest part keeps the exponential finite.
     ratio = (log_parts - log_parts.amax(1, keepdim=True)).exp().numpy()
     share = (weights / weights.sum()).numpy()
@@ -388,13 +357,7 @@ class EnsembleTemperatureScaling(_TemperatureMethod, formula=ensemble_log_probs)
 
 
 def affine_log_probs(logits: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Log-probabilities of logits mapped by a matrix ``[C, C]``, or scaled class by class ``[C]``, and shifted.
-
-    Example:
-        >>> swap = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
-        >>> affine_log_probs(torch.tensor([1.0986, 0.0]), swap, torch.zeros(2)).exp()
-        tensor([0.2500, 0.7500])
-    """
+    """Log-probabilities of logits mapped by a matrix ``[C, C]``, or scaled class by class ``[C]``, and shifted."""
     finite = floor_logits(logits)
     return ((finite * weight if weight.ndim == 1 else finite @ weight.T) + bias).log_softmax(-1)
 

@@ -176,10 +176,6 @@ def merge_ties(probs: Vector) -> tuple[Vector, Positions]:
     """Sort probabilities, and make those equal that differ by rounding alone: groups that narrow, with wider gaps around.
 
     Values that lie so dense everywhere are no ties, and stay as they are. Beside the result it returns where each stood.
-
-    Example:
-        >>> [found.tolist() for found in merge_ties(np.array([0.5, 0.1 + 0.2, 0.3]))]
-        [[0.30000000000000004, 0.30000000000000004, 0.5], [2, 1, 0]]
     """
     order = np.argsort(probs, kind="stable")
     ordered = probs[order]
@@ -197,12 +193,7 @@ def edges_behind(ordered: Vector, ends: Positions) -> Vector:
 
 
 def equal_mass_edges(ordered: Vector, weights: Vector, n_bins: int) -> Vector:
-    """Inner edges, each right behind the last probability of its bin, that give every bin the same weight as far as ties allow.
-
-    Example:
-        >>> equal_mass_edges(np.array([0.1, 0.2, 0.3, 0.4, 0.9, 0.9]), np.ones(6), 3).round(4).tolist()
-        [0.2, 0.4]
-    """
+    """Inner edges of bins of equal weight, as far as ties allow; each is right behind the last probability of its bin."""
     return edges_behind(ordered, equal_mass_ends(ordered, np.cumsum(weights), n_bins))
 
 

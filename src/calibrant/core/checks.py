@@ -328,15 +328,6 @@ class Registry(Mapping[str, T]):
         group: Entry-point group of other packages ("calibrant.metrics").
         entries: The built-in entries.
         of: The class of every entry.
-
-    Example:
-        >>> numbers = Registry("number", "calibrant.numbers", {"one": 1, "two": 2}, of=int)
-        >>> list(numbers), numbers["two"]
-        (['one', 'two'], 2)
-        >>> numbers["tow"]
-        Traceback (most recent call last):
-        ...
-        calibrant.core.checks.UnknownNameError: unknown number 'tow'. Did you mean 'two'? There are: one, two.
     """
 
     def __init__(self, kind: str, group: str, entries: Mapping[str, T], *, of: type[T]) -> None:
@@ -395,12 +386,6 @@ def lookup(table: Mapping[str, T], name: str, *, kind: str, also: Iterable[str] 
 
     Returns:
         The entry. Raises `UnknownNameError`, a ``ValueError``, with all names, and the nearest one, if there is none.
-
-    Example:
-        >>> lookup({"ece": 1, "mce": 2}, "ecee", kind="metric")
-        Traceback (most recent call last):
-        ...
-        calibrant.core.checks.UnknownNameError: unknown metric 'ecee'. Did you mean 'ece'? There are: ece, mce.
     """
     if name in table:
         return table[name]

@@ -36,12 +36,6 @@ def collect_logits(
         Logits ``[N, C]`` or ``[N, C, ...]`` on the CPU, in the precision of the model (bfloat16 becomes float32), and labels
         ``[N]`` or ``[N, ...]``; dense outputs of several sizes are flattened to ``[N, C]``. Raises ``ValueError`` if
         the loader is empty, a batch has no labels or the output is not ``[B, C, ...]``.
-
-    Example:
-        >>> model = nn.Linear(3, 2)
-        >>> logits, labels = collect_logits(model, [(torch.zeros(4, 3), torch.tensor([0, 1, 1, 0]))])
-        >>> logits.shape, labels.tolist(), logits.requires_grad, model.training
-        (torch.Size([4, 2]), [0, 1, 1, 0], False, True)
     """
     if not isinstance(model, nn.Module):
         raise ValueError(

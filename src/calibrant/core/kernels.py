@@ -32,11 +32,6 @@ def laplace_pair_sum(x: Tensor, values: Tensor, *, scale: float) -> Tensor:
     scale of 1/80 (float32) or 1/600 (float64), where the factors could overflow, the sum is built by doubling windows instead,
     with O(N log N) memory for a gradient. Exact to rounding, twice differentiable (tied points have no slope between them), and
     without device synchronisation. Half precision is computed in float32.
-
-    Example:
-        >>> x = torch.tensor([0.0, 0.5], dtype=torch.float64)
-        >>> laplace_pair_sum(x, torch.ones_like(x), scale=0.5)  # 2 + 2/e
-        tensor(2.7358, dtype=torch.float64)
     """
     check_positive(scale, where="laplace_pair_sum", name="scale")
     dtype = torch.promote_types(torch.promote_types(x.dtype, values.dtype), torch.float32)
@@ -76,12 +71,6 @@ def gaussian_weights(x: Tensor, *, bandwidth: float, leave_one_out: bool = False
     with points :math:`x` ``[N]`` in [0, 1] and :math:`h` the ``bandwidth``; ``[N, N]``, rows summing to one. It is a softmax
     over j, so no row is 0/0 however small h is, and twice differentiable. Half precision, whose spacing near one is wider than
     a bandwidth of 0.01, is computed in float32. With ``leave_one_out`` a point has no weight at itself.
-
-    Example:
-        >>> gaussian_weights(torch.tensor([0.5, 0.6]), bandwidth=0.1)
-        tensor([[0.6225, 0.3775],
-                [0.3775, 0.6225]])
-
     Reference:
         Nadaraya, Theory of Probability and its Applications 1964; Watson, Sankhya 1964.
     """
@@ -122,11 +111,6 @@ def gaussian_sums(x: Tensor, values: Tensor, *, bandwidth: float) -> Tensor:
     with points :math:`x` ``[N]``, ``values`` :math:`v` ``[K, N]`` and ``bandwidth`` :math:`h`; ``[K, N]``. A wide Gaussian has
     few frequencies, so the sum is a short Fourier series; narrow ones are summed over the pairs within reach. The error is
     below 1e-15 of :math:`\sum_j |v_{kj}|`. Computed in float64 on the CPU; a million points take about a second at h = 0.05.
-
-    Example:
-        >>> x = torch.tensor([0.5, 0.6], dtype=torch.float64)
-        >>> gaussian_sums(x, torch.ones(1, 2), bandwidth=0.1)  # 1 + exp(-1/2)
-        tensor([[1.6065, 1.6065]], dtype=torch.float64)
     """
     check_positive(bandwidth, where="gaussian_sums", name="bandwidth")
     points, rows = x.detach().double().cpu(), values.detach().double().cpu()
@@ -192,11 +176,6 @@ def all_pairs_accuracy(probs: Tensor, labels: Tensor, *, sharpness: float = 100.
     It is 1 where the true class wins clearly, 0.5 where two classes tie, 0 where it loses. It underrates right predictions
     of low confidence among many classes: with C = 100 and the rest uniform it is 0.99 at a top probability of 0.10, 0.77 at
     0.07 and 0 (without gradient) at 0.05. Raise the sharpness where that matters.
-
-    Example:
-        >>> all_pairs_accuracy(torch.tensor([[0.9, 0.1], [0.5, 0.5], [0.2, 0.8]]), torch.tensor([0, 0, 0]))
-        tensor([1.0000, 0.5000, 0.0000])
-
     Reference:
         Qin, Liu and Li, Information Retrieval 2010; used by Bohdal, Yang and Hospedales, TMLR 2023.
     """

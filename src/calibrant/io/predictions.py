@@ -453,10 +453,6 @@ def without_rounding(probs: Column) -> Column:
     Explained are rows of C numbers with d decimals (2 to 5) whose sums are off by up to :math:`C \cdot 10^{-d} / 2`, and rows
     that bfloat16 or float16 hold exactly, off by what `calibrant.core.checks.SUM_TOLERANCE` says for that precision; in no case
     by more than 0.05. Such rows are divided by their sums. Everything else is returned as it is.
-
-    Example:
-        >>> without_rounding(np.array([[0.333, 0.333, 0.333], [0.25, 0.25, 0.5]])).sum(axis=1).tolist()
-        [1.0, 1.0]
     """
     if probs.ndim != 2 or not probs.size or probs.dtype not in (np.float32, np.float64):
         return probs

@@ -128,12 +128,6 @@ def measure_summary(
     Returns:
         The scores: exact up to 65,536 examples; beyond, means, binned and classwise errors are (for a number of bins that
         divides 3,000), the others are within 1e-3 of those of `measure`.
-
-    Example:
-        >>> from calibrant.core.binning import summarize
-        >>> parts = [summarize(Predictions(probs=[[0.9, 0.1], [0.2, 0.8]], labels=[0, k])) for k in (0, 1)]
-        >>> measure_summary(parts[0] + parts[1])["error"].value
-        0.25
     """
     check_draws(summary.n_bins, n_resamples, seed, where="measure_summary")
     evidence = Evidence(summary, n_resamples=n_resamples, seed=seed)
@@ -298,12 +292,7 @@ def _cuts(values: Column) -> tuple[NDArray[np.float64], list[str]] | None:
 
 
 def as_numbers(values: Column) -> tuple[NDArray[np.float64], bool]:
-    """Numbers, and dates in seconds, even if written as text, and whether they are dates; anything else is NaN.
-
-    Example:
-        >>> as_numbers(np.array(["1", "2.5", ""])), as_numbers(np.array(["1970-01-02"])), as_numbers(np.array(["day"]))
-        ((array([1. , 2.5, nan]), False), (array([86400.]), True), (array([nan]), False))
-    """
+    """Numbers, and dates in seconds, even if written as text, and whether they are dates; anything else is NaN."""
     kind = values.dtype.kind
     for dtype, missing in (("f8", "nan"), ("M8[s]", "NaT")):
         if kind in ("iufU" if dtype == "f8" else "UM"):

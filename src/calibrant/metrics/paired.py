@@ -400,11 +400,6 @@ def paired_t(differences: Sequence[float]) -> float | None:
 
     Returns:
         The p-value; 1 where all are zero, None where they are equal but not zero, or not finite, so that s says nothing.
-
-    Example:
-        >>> round(paired_t([1.0, 2.0, 3.0]), 4)
-        0.0742
-
     Reference:
         Student, Biometrika 1908.
     """
@@ -424,11 +419,6 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
     Returns:
         The corrected values, at most 1, in the given order.
-
-    Example:
-        >>> holm([0.01, 0.04, None, 0.03])
-        [0.03, 0.06, None, 0.06]
-
     Reference:
         Holm, Scandinavian Journal of Statistics 1979.
     """
@@ -442,12 +432,7 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:
-    """Mean and, of two values or more, standard deviation (divided by n - 1).
-
-    Example:
-        >>> mean_and_std([1.0, 3.0]), mean_and_std([2.0])
-        ((2.0, 1.4142135623730951), (2.0, None))
-    """
+    """Mean and, of two values or more, standard deviation (divided by n - 1)."""
     finite = all(value - value == 0 for value in values)
     # Of infinities of both signs `fmean` would raise.
     mean = statistics.fmean(values) if finite else sum(values) / len(values)
