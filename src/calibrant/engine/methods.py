@@ -396,15 +396,25 @@ Look: TypeAlias = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Method:
-    """Everything about a training method."""
+    """Everything about a training method.
 
-    label: str  # name in tables and figures
-    help: str  # what it minimises, in a few words
-    loss: str  # the entry of docs/losses.md with formula and reference
-    build: Callable[..., LossPlan]  # ``build(facts, **options)``: its keyword arguments are the options of the method
-    look: Look | None = None  # in figures; None for whatever is free
-    learns: bool = False  # hyper-parameters, on held-out data
-    # Under the default preset, how weights are averaged and what picks the best epoch.
+    Attributes:
+        label: Name in tables and figures.
+        help: What it minimises, in a few words.
+        loss: The entry of docs/losses.md with formula and reference.
+        build: ``build(facts, **options)`` returns the plan of a run; its keyword arguments are the options of the method.
+        look: How figures draw it; None for whatever is free.
+        learns: Whether it learns hyper-parameters on held-out data.
+        average: Averaging of weights under the default preset.
+        select: What picks the best epoch under the default preset.
+    """
+
+    label: str
+    help: str
+    loss: str
+    build: Callable[..., LossPlan]
+    look: Look | None = None
+    learns: bool = False
     average: Literal["no", "ema", "phase"] = "no"
     select: Literal["error", "nll", "error+nll", "error+ece", "last"] = "error"
 
