@@ -419,6 +419,14 @@ class Method:
     select: Literal["error", "nll", "error+nll", "error+ece", "last"] = "error"
 
 
+# Options of earlier releases, and why they were removed; their recipes are read, but not trained again.
+REMOVED_OPTIONS = {
+    "watch_share": "looking through a second average did not help",
+    "positive": "the absolute value of the score works as well as any other map",
+    "meta_clip": "Adam ignores the size of the hypergradient",
+    "lookahead_clip": "no preset clips the look-ahead step",
+    "variant": "flgamma learns by cross-entropy, and flgamma-sece and others by other objectives",
+}
 # What presets say besides those of `MetaLearner`. Training images are cropped with a margin of zeros and meta images are not.
 # So the running statistics, which predictions use, differ from those of a meta batch: by the batch's own, a small ResNet that
 # overstated its accuracy by 7.3 % seemed to overstate it by 6.0 %. The published code draws 128 held-out samples a step; the
@@ -664,6 +672,11 @@ def make_plan(recipe: Recipe, *, num_train: int = 1) -> LossPlan:
     known = {option: kind for part in kinds for option, kind in part.items()}
     read = {}
     for option, value in recipe.method.options.items():
+        if option in REMOVED_OPTIONS:
+            raise ValueError(
+                f"train: `method.options.{option}` must be left out, got {value}: it was removed, "
+                f"because {REMOVED_OPTIONS[option]}."
+            )
         if not known:
             raise ValueError(f"method {name!r} has no options, got `{option}`.")
         read[option] = read_value(lookup(known, option, kind=f"option of {name}"), value, f"method.options.{option}")

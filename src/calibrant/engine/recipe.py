@@ -187,6 +187,11 @@ KEYS: dict[str, Key] = {"seed": Recipe.__dataclass_fields__["seed"].metadata["ke
     for key in dataclasses.fields(part.default_factory)  # type: ignore[arg-type]
 }
 NEUTRAL = frozenset(name for name, key in KEYS.items() if key.neutral)
+# Keys of earlier releases, and what to do without them.
+REMOVED_KEYS = {
+    "data.same_data": "All methods train on the same examples; `data.meta` says how many to hold out beyond `data.val`.",
+    "train.average_from_epoch": "Averages begin with the first step.",
+}
 # Words that are not Python literals.
 _WORDS = {"true": True, "false": False, "nan": math.nan, "inf": math.inf}
 _SWITCHES = _WORDS | {"yes": True, "no": False, "1": True, "0": False}
@@ -272,6 +277,8 @@ def _read_part(kind: Any, values: object, name: str = "") -> object:
     hints, found = get_type_hints(kind), {}
     for key, value in values.items():
         whole = f"{name}.{key}" if name else key
+        if whole in REMOVED_KEYS:
+            raise ValueError(f"recipe: `{whole}` must be left out, got {value!r}: it was removed. {REMOVED_KEYS[whole]}")
         hint = lookup(hints, key, kind=f"key of {name or 'recipe'}")
         found[key] = _read_part(hint, value, whole) if dataclasses.is_dataclass(hint) else read_value(hint, value, whole)
     return kind(**found)

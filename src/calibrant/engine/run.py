@@ -295,6 +295,8 @@ class RunFolder:
             check_same_run(read_recipe(path), recipe, where=str(path))
         path.mkdir(parents=True, exist_ok=True)
         self._lock = lock_folder(path)
+        for left in path.glob(".*.tmp"):
+            left.unlink(missing_ok=True)  # what a killed process was writing
 
     def __enter__(self) -> Self:
         return self

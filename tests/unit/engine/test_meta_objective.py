@@ -284,14 +284,14 @@ def test_method_option_of_the_wrong_kind_is_one_sentence(option, value, message)
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("method.options.watch_share", "0.5", "unknown option of flgamma-sece 'watch_share'"),
-        ("method.options.meta_schedule", "cosine", "`method.options.meta_schedule` must be one of 'constant', 'slowing'"),
-        ("train.average", "uniform", "`train.average` must be 'no', 'ema' or 'phase'"),
+        ("method.options.watch_share", "0.5", "must be left out"),
+        ("method.options.meta_schedule", "cosine", "must be one of 'constant', 'slowing'"),
+        ("train.average", "uniform", "must be 'no', 'ema' or 'phase'"),
     ],
 )
 def test_a_recipe_with_what_is_gone_is_read_and_not_trained(key, value, message):
     recipe = override(Recipe(), TINY | {key: value})
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=f"`{key}` {message}"):
         Assembly(recipe)
 
 

@@ -52,6 +52,8 @@ def test_recipe_toml_round_trip_keeps_text_of_any_characters():
         ({"train": {"epochs": "many"}}, "`train.epochs` must be a whole number, got 'many'"),
         ({"optim": {"name": "sdg"}}, "`optim.name` must be one of 'sgd', 'adamw', got 'sdg'"),
         ({"data": {"augment": "maybe"}}, "`data.augment` must be true or false, got 'maybe'"),
+        ({"data": {"same_data": True}}, "`data.same_data` must be left out, got True: it was removed"),
+        ({"train": {"average_from_epoch": 3}}, "`train.average_from_epoch` must be left out, got 3: it was removed"),
         ({"train": 3}, "`train` must be a table of keys, got 3"),
     ],
 )

@@ -136,10 +136,12 @@ def test_train_resumed_history_is_consistent_with_the_checkpoint(tmp_path):
         train(recipe, out=out, report=stop_at(1))
     with (out / "history.jsonl").open("a") as file:
         file.write('{"epoch": 2, "lr": 0.')  # a line that a killed process had begun
+    (out / ".metrics.json.1234.tmp").write_text("half")
     run = train(dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, root="elsewhere")), out=out, resume=True)
     lines = [json.loads(line)["epoch"] for line in (out / "history.jsonl").read_text().splitlines()]
     assert lines == [0, 1, 2, 3]
     assert json.loads((out / "run.json").read_text())["resumed_at_epochs"] == [2]
+    assert not list(out.glob(".*.tmp"))
     assert run.test.logits.equal(train(recipe).test.logits)
 
 
