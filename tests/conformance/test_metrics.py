@@ -1,7 +1,5 @@
 """Every entry of METRICS keeps the contract of its kind."""
 
-import inspect
-
 import numpy as np
 import pytest
 import torch
@@ -113,14 +111,6 @@ def test_metric_few_samples_absent_classes_and_two_classes_work(name):
         assert value.dtype == torch.float64
         # With every prediction right or every one wrong there is nothing to separate.
         assert bool(value.isfinite()) or name == "auroc"
-
-
-@pytest.mark.parametrize("name", METRICS)
-def test_metric_shows_what_it_takes_by_name(name):
-    parameters = inspect.signature(METRICS[name].function).parameters
-    assert [*parameters][-2:] == ["weights", "ignore_index"]
-    with pytest.raises(TypeError, match="'weight'"):
-        METRICS[name](*examples(name, 5), weight=torch.ones(5))
 
 
 @pytest.mark.parametrize("name", METRICS)

@@ -12,14 +12,14 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache, reduce
 from itertools import repeat
 from operator import add
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from calibrant.core.checks import SUM_TOLERANCE, ArrayLike
-from calibrant.core.records import Bins, Examples, Predictions, Shared, as_predictions
+from calibrant.core.records import Bins, Predictions, as_predictions
 
 # Entries of [N, C] held in float64 at once: 64 MiB.
 CHUNK_ENTRIES = 8_000_000
@@ -90,13 +90,14 @@ class TopLabel:
 
 
 def top_label(
-    probs: Examples | TopLabel,
+    probs: ArrayLike | Predictions | TopLabel,
     labels: ArrayLike | None = None,
     *,
     where: str,
     n_bins: int = 1,
     p: float = 1,
-    **shared: Unpack[Shared],
+    weights: ArrayLike | None = None,
+    ignore_index: int | None = None,
 ) -> TopLabel:
     """Check the arguments of a top-label metric (see `as_predictions`) and reduce them to confidence and correctness.
 
@@ -104,11 +105,7 @@ def top_label(
     """
     if isinstance(probs, TopLabel):
         return probs
-    return top_of(as_predictions(probs, labels, where=where, n_bins=n_bins, p=p, **shared))
-
-
-def top_of(given: Predictions) -> TopLabel:
-    """Confidence and correctness of checked examples."""
+    given = as_predictions(probs, labels, where=where, n_bins=n_bins, p=p, weights=weights, ignore_index=ignore_index)
     if not given.has_logits:
         return reduce_top_label(given.probs, given.labels, given.weights)
     # Logits know which class is on top even where probabilities saturate at 1. The softmax of all rows would fill memory.

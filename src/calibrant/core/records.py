@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from inspect import Parameter, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -337,35 +336,8 @@ def refuse_test_split(predictions: Predictions, *, where: str) -> None:
         raise ValueError(f"{where}: the data must not be marked as test data, got split 'test'. Fit on validation data.")
 
 
-# What metrics measure: probabilities ``[N, C]`` (with labels), or a record.
-Examples: TypeAlias = ArrayLike | Predictions
-
-
-class Shared(TypedDict, total=False):
-    """What all metrics take by name besides their own options.
-
-    Attributes:
-        weights: Sample weights, shaped as the labels; those of the `Predictions` if not given.
-        ignore_index: Label of examples to leave out; not with a `Predictions`, which has left them out.
-    """
-
-    weights: ArrayLike | None
-    ignore_index: int | None
-
-
-def show_shared(*functions: Callable[..., object]) -> None:
-    """Have ``help`` show what `Shared` holds in the signatures of functions that take it."""
-    kinds = {name: kind.__forward_arg__ for name, kind in Shared.__annotations__.items()}
-    more = [Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=kind) for name, kind in kinds.items()]
-    for function in functions:
-        own = signature(function)
-        if "shared" in own.parameters:
-            *known, _ = own.parameters.values()
-            function.__signature__ = own.replace(parameters=[*known, *more])  # type: ignore[attr-defined]
-
-
 def as_predictions(
-    probs: Examples | None,
+    probs: ArrayLike | Predictions | None,
     labels: ArrayLike | None = None,
     *,
     where: str,
@@ -394,7 +366,7 @@ def as_predictions(
 
 
 def as_record(
-    probs: Examples | None, labels: ArrayLike | None = None, *, logits: ArrayLike | None = None, where: str
+    probs: ArrayLike | Predictions | None, labels: ArrayLike | None = None, *, logits: ArrayLike | None = None, where: str
 ) -> Predictions:
     """`as_predictions`, but scores ``[N]`` or ``[N, 1]`` are those of the positive class of a binary problem."""
     if labels is None or isinstance(probs, Predictions):

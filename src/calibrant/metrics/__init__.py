@@ -5,10 +5,8 @@ asked for. Everything at once, with intervals, is `calibrant.measure`.
 """
 
 import importlib
-from inspect import isfunction
 from typing import TYPE_CHECKING
 
-from calibrant.core.records import show_shared
 from calibrant.metrics import binned, conventions, kernel, levels, measure, paired, scores, table
 from calibrant.metrics.binned import *
 from calibrant.metrics.conventions import *
@@ -18,8 +16,6 @@ from calibrant.metrics.measure import *
 from calibrant.metrics.paired import *
 from calibrant.metrics.scores import *
 from calibrant.metrics.table import *
-
-show_shared(*filter(isfunction, [*vars().values()]))
 
 if TYPE_CHECKING:
     from calibrant.metrics.streaming import *

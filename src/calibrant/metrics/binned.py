@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Literal, Unpack
+from typing import Literal
 
 import numpy as np
 import torch
@@ -23,10 +23,9 @@ from calibrant.core.binning import (
     norm_of_bins,
     one_vs_rest,
     top_label,
-    top_of,
 )
 from calibrant.core.checks import ArrayLike, check_count, check_share, to_tensor
-from calibrant.core.records import Bins, Examples, Predictions, Shared, as_predictions, both_classes
+from calibrant.core.records import Bins, Predictions, as_predictions, both_classes
 from calibrant.metrics.conventions import bin_rule, error_by_convention, mean_over_classes
 
 __all__ = [
@@ -50,13 +49,14 @@ __all__ = [
 
 
 def expected_calibration_error(
-    probs: Examples,
+    probs: ArrayLike | Predictions,
     labels: ArrayLike | None = None,
     *,
     n_bins: int = 15,
     p: float = 1,
     convention: str | None = None,
-    **shared: Unpack[Shared],
+    weights: ArrayLike | None = None,
+    ignore_index: int | None = None,
 ) -> Tensor:
     r"""Mean gap between confidence and accuracy over equal-width confidence bins (ECE).
 
@@ -89,20 +89,22 @@ def expected_calibration_error(
     Reference:
         Naeini, Cooper and Hauskrecht, AAAI 2015; edges as in Guo et al., ICML 2017.
     """
-    given = as_predictions(probs, labels, where="expected_calibration_error", n_bins=n_bins, p=p, **shared)
+    where = "expected_calibration_error"
+    given = as_predictions(probs, labels, where=where, n_bins=n_bins, p=p, weights=weights, ignore_index=ignore_index)
     if convention is not None:
         return error_by_convention(given, "expected", convention, n_bins=n_bins, p=p)
-    return norm_of_bins(equal_width_bins(top_of(given), n_bins=n_bins), p=p)
+    return norm_of_bins(equal_width_bins(top_label(given, where=where), n_bins=n_bins), p=p)
 
 
 def maximum_calibration_error(
-    probs: Examples,
+    probs: ArrayLike | Predictions,
     labels: ArrayLike | None = None,
     *,
     n_bins: int = 15,
     min_count: int = 1,
     convention: str | None = None,
-    **shared: Unpack[Shared],
+    weights: ArrayLike | None = None,
+    ignore_index: int | None = None,
 ) -> Tensor:
     r"""Largest gap between confidence and accuracy over equal-width confidence bins (MCE).
 
@@ -126,21 +128,22 @@ def maximum_calibration_error(
         Naeini, Cooper and Hauskrecht, AAAI 2015.
     """
     where = "maximum_calibration_error"
-    given = as_predictions(probs, labels, where=where, n_bins=n_bins, **shared)
+    given = as_predictions(probs, labels, where=where, n_bins=n_bins, weights=weights, ignore_index=ignore_index)
     if convention is None:
-        return _largest_gap(top_of(given), n_bins=n_bins, min_count=min_count, where=where)
+        return _largest_gap(top_label(given, where=where), n_bins=n_bins, min_count=min_count, where=where)
     if min_count != 1:
         raise ValueError(f"{where}: `min_count` must be 1 with a `convention`, got {min_count!r}.")
     return error_by_convention(given, "maximum", convention, n_bins=n_bins)
 
 
 def average_calibration_error(
-    probs: Examples,
+    probs: ArrayLike | Predictions,
     labels: ArrayLike | None = None,
     *,
     n_bins: int = 15,
     convention: str | None = None,
-    **shared: Unpack[Shared],
+    weights: ArrayLike | None = None,
+    ignore_index: int | None = None,
 ) -> Tensor:
     r"""Unweighted mean gap over the non-empty equal-width confidence bins.
 
@@ -159,21 +162,23 @@ def average_calibration_error(
     Reference:
         Neumann, Zisserman and Vedaldi, NeurIPS MLITS workshop 2018.
     """
-    given = as_predictions(probs, labels, where="average_calibration_error", n_bins=n_bins, **shared)
+    where = "average_calibration_error"
+    given = as_predictions(probs, labels, where=where, n_bins=n_bins, weights=weights, ignore_index=ignore_index)
     if convention is not None:
         return error_by_convention(given, "average", convention, n_bins=n_bins)
-    bins = equal_width_bins(top_of(given), n_bins=n_bins)
+    bins = equal_width_bins(top_label(given, where=where), n_bins=n_bins)
     return bins.gap[bins.count > 0].abs().mean()
 
 
 def adaptive_calibration_error(
-    probs: Examples,
+    probs: ArrayLike | Predictions,
     labels: ArrayLike | None = None,
     *,
     n_bins: int = 15,
     p: float = 1,
     convention: str | None = None,
-    **shared: Unpack[Shared],
+    weights: ArrayLike | None = None,
+    ignore_index: int | None = None,
 ) -> Tensor:
     r"""Mean gap between confidence and accuracy over bins that hold equally many examples (adaptive ECE).
 
@@ -195,14 +200,20 @@ def adaptive_calibration_error(
     Reference:
         Mukhoti et al., NeurIPS 2020; equal-mass bins as in Nguyen and O'Connor, EMNLP 2015.
     """
-    given = as_predictions(probs, labels, where="adaptive_calibration_error", n_bins=n_bins, p=p, **shared)
+    where = "adaptive_calibration_error"
+    given = as_predictions(probs, labels, where=where, n_bins=n_bins, p=p, weights=weights, ignore_index=ignore_index)
     if convention is not None:
         return error_by_convention(given, "adaptive", convention, n_bins=n_bins, p=p)
-    return norm_of_bins(equal_mass_bins(top_of(given), n_bins=n_bins), p=p)
+    return norm_of_bins(equal_mass_bins(top_label(given, where=where), n_bins=n_bins), p=p)
 
 
 def debiased_calibration_error(
-    probs: Examples, labels: ArrayLike | None = None, *, n_bins: int = 15, **shared: Unpack[Shared]
+    probs: ArrayLike | Predictions,
+    labels: ArrayLike | None = None,
+    *,
+    n_bins: int = 15,
+    weights: ArrayLike | None = None,
+    ignore_index: int | None = None,
 ) -> Tensor:
     r"""Root-mean-square gap over equal-mass bins, less the part that chance alone would give.
 
@@ -224,7 +235,8 @@ def debiased_calibration_error(
     Reference:
         Kumar, Liang and Ma, NeurIPS 2019, section 5.
     """
-    top = top_label(probs, labels, where="debiased_calibration_error", n_bins=n_bins, **shared)
+    where = "debiased_calibration_error"
+    top = top_label(probs, labels, where=where, n_bins=n_bins, weights=weights, ignore_index=ignore_index)
     bins, sums = equal_mass_bins(top, n_bins=n_bins), top.rising[1]
     squares = between_cuts(sums, mass_cuts(top.size, n_bins, total=float(sums[0, -1])))[3]
     effective = bins.count**2 / squares.clamp_min(torch.finfo(torch.float64).tiny)
@@ -235,7 +247,12 @@ def debiased_calibration_error(
 
 
 def sweep_calibration_error(
-    probs: Examples, labels: ArrayLike | None = None, *, p: float = 1, **shared: Unpack[Shared]
+    probs: ArrayLike | Predictions,
+    labels: ArrayLike | None = None,
+    *,
+    p: float = 1,
+    weights: ArrayLike | None = None,
+    ignore_index: int | None = None,
 ) -> Tensor:
     r"""Adaptive calibration error with the number of bins chosen by the data.
 
@@ -253,11 +270,17 @@ def sweep_calibration_error(
     Reference:
         Roelofs et al., AISTATS 2022, equation 8.
     """
-    top = top_label(probs, labels, where="sweep_calibration_error", p=p, **shared)
+    top = top_label(probs, labels, where="sweep_calibration_error", p=p, weights=weights, ignore_index=ignore_index)
     return norm_of_bins(equal_mass_bins(top, n_bins=_monotone_bins(top)), p=p)
 
 
-def kolmogorov_smirnov_error(probs: Examples, labels: ArrayLike | None = None, **shared: Unpack[Shared]) -> Tensor:
+def kolmogorov_smirnov_error(
+    probs: ArrayLike | Predictions,
+    labels: ArrayLike | None = None,
+    *,
+    weights: ArrayLike | None = None,
+    ignore_index: int | None = None,
+) -> Tensor:
     r"""Largest cumulated difference between confidence and accuracy over the confidences (KS error), free of bins.
 
     .. math:: \mathrm{KS} = \max_{t} \Bigl| \frac1N \sum_{i : c_i \le t} (a_i - c_i) \Bigr|
@@ -274,18 +297,19 @@ def kolmogorov_smirnov_error(probs: Examples, labels: ArrayLike | None = None, *
     Reference:
         Gupta et al., ICLR 2021, section 3.
     """
-    top = top_label(probs, labels, where="kolmogorov_smirnov_error", **shared)
+    top = top_label(probs, labels, where="kolmogorov_smirnov_error", weights=weights, ignore_index=ignore_index)
     mass, confidence, correct, _ = top.rising[1].unbind()
     return (correct - confidence).abs().amax() / mass[-1]
 
 
 def reliability_bins(
-    probs: Examples,
+    probs: ArrayLike | Predictions,
     labels: ArrayLike | None = None,
     *,
     n_bins: int = 15,
     binning: Literal["width", "mass"] = "width",
-    **shared: Unpack[Shared],
+    weights: ArrayLike | None = None,
+    ignore_index: int | None = None,
 ) -> Bins:
     r"""Group examples by confidence: the content of a reliability diagram.
 
@@ -304,12 +328,18 @@ def reliability_bins(
         DeGroot and Fienberg, The Statistician 1983.
     """
     group = bin_rule(binning, where="reliability_bins")
-    top = top_label(probs, labels, where="reliability_bins", n_bins=n_bins, **shared)
+    top = top_label(probs, labels, where="reliability_bins", n_bins=n_bins, weights=weights, ignore_index=ignore_index)
     return group(top, n_bins=n_bins)
 
 
 def binary_expected_calibration_error(
-    probs: ArrayLike, labels: ArrayLike, *, n_bins: int = 15, p: float = 1, **shared: Unpack[Shared]
+    probs: ArrayLike,
+    labels: ArrayLike,
+    *,
+    n_bins: int = 15,
+    p: float = 1,
+    weights: ArrayLike | None = None,
+    ignore_index: int | None = None,
 ) -> Tensor:
     r"""Mean gap between the probability of the positive class and its frequency over equal-width bins.
 
@@ -339,12 +369,19 @@ def binary_expected_calibration_error(
     Reference:
         Naeini, Cooper and Hauskrecht, AAAI 2015.
     """
-    given = _positive_class(probs, labels, where="binary_expected_calibration_error", n_bins=n_bins, p=p, **shared)
+    where = "binary_expected_calibration_error"
+    given = _positive_class(probs, labels, where=where, n_bins=n_bins, p=p, weights=weights, ignore_index=ignore_index)
     return norm_of_bins(equal_width_bins(given, n_bins=n_bins), p=p)
 
 
 def binary_maximum_calibration_error(
-    probs: ArrayLike, labels: ArrayLike, *, n_bins: int = 15, min_count: int = 1, **shared: Unpack[Shared]
+    probs: ArrayLike,
+    labels: ArrayLike,
+    *,
+    n_bins: int = 15,
+    min_count: int = 1,
+    weights: ArrayLike | None = None,
+    ignore_index: int | None = None,
 ) -> Tensor:
     r"""Largest gap between the probability of the positive class and its frequency over equal-width bins.
 
@@ -362,12 +399,18 @@ def binary_maximum_calibration_error(
         Naeini, Cooper and Hauskrecht, AAAI 2015.
     """
     where = "binary_maximum_calibration_error"
-    given = _positive_class(probs, labels, where=where, n_bins=n_bins, **shared)
+    given = _positive_class(probs, labels, where=where, n_bins=n_bins, weights=weights, ignore_index=ignore_index)
     return _largest_gap(given, n_bins=n_bins, min_count=min_count, where=where)
 
 
 def binary_adaptive_calibration_error(
-    probs: ArrayLike, labels: ArrayLike, *, n_bins: int = 15, p: float = 1, **shared: Unpack[Shared]
+    probs: ArrayLike,
+    labels: ArrayLike,
+    *,
+    n_bins: int = 15,
+    p: float = 1,
+    weights: ArrayLike | None = None,
+    ignore_index: int | None = None,
 ) -> Tensor:
     r"""Mean gap between the probability of the positive class and its frequency over bins of equally many examples.
 
@@ -382,11 +425,18 @@ def binary_adaptive_calibration_error(
     Reference:
         Nguyen and O'Connor, EMNLP 2015.
     """
-    given = _positive_class(probs, labels, where="binary_adaptive_calibration_error", n_bins=n_bins, p=p, **shared)
+    where = "binary_adaptive_calibration_error"
+    given = _positive_class(probs, labels, where=where, n_bins=n_bins, p=p, weights=weights, ignore_index=ignore_index)
     return norm_of_bins(equal_mass_bins(given, n_bins=n_bins), p=p)
 
 
-def binary_signed_calibration_gap(probs: Examples, labels: ArrayLike | None = None, **shared: Unpack[Shared]) -> Tensor:
+def binary_signed_calibration_gap(
+    probs: ArrayLike | Predictions,
+    labels: ArrayLike | None = None,
+    *,
+    weights: ArrayLike | None = None,
+    ignore_index: int | None = None,
+) -> Tensor:
     r"""Mean probability of the positive class minus the share of positives, :math:`\bar p - \bar y`.
 
     The arguments are those of `binary_expected_calibration_error`.
@@ -401,19 +451,21 @@ def binary_signed_calibration_gap(probs: Examples, labels: ArrayLike | None = No
     Reference:
         Murphy, Monthly Weather Review 1973 (reliability in the large).
     """
-    given = _positive_class(probs, labels, where="binary_signed_calibration_gap", n_bins=1, **shared)
+    where = "binary_signed_calibration_gap"
+    given = _positive_class(probs, labels, where=where, n_bins=1, weights=weights, ignore_index=ignore_index)
     share = given.mass / given.mass.sum()
     return share @ (given.confidence - given.correct)
 
 
 def classwise_calibration_error(
-    probs: Examples,
+    probs: ArrayLike | Predictions,
     labels: ArrayLike | None = None,
     *,
     n_bins: int = 15,
     p: float = 1,
     convention: str | None = None,
-    **shared: Unpack[Shared],
+    weights: ArrayLike | None = None,
+    ignore_index: int | None = None,
 ) -> Tensor:
     r"""Calibration error of each class's probability over equal-width bins, averaged over classes.
 
@@ -434,14 +486,21 @@ def classwise_calibration_error(
     Reference:
         Kull et al., NeurIPS 2019; Nixon et al., CVPR workshops 2019 (SCE); p-norm as in Kumar, Liang and Ma, NeurIPS 2019.
     """
-    given = as_predictions(probs, labels, where="classwise_calibration_error", n_bins=n_bins, p=p, **shared)
+    where = "classwise_calibration_error"
+    given = as_predictions(probs, labels, where=where, n_bins=n_bins, p=p, weights=weights, ignore_index=ignore_index)
     if convention is not None:
         return error_by_convention(given, "classwise", convention, n_bins=n_bins, p=p)
     return mean_over_classes(class_calibration_errors(given, n_bins=n_bins, p=p), p)
 
 
 def class_calibration_errors(
-    probs: Examples, labels: ArrayLike | None = None, *, n_bins: int = 15, p: float = 1, **shared: Unpack[Shared]
+    probs: ArrayLike | Predictions,
+    labels: ArrayLike | None = None,
+    *,
+    n_bins: int = 15,
+    p: float = 1,
+    weights: ArrayLike | None = None,
+    ignore_index: int | None = None,
 ) -> Tensor:
     r"""Calibration error of each class's probability: the terms that `classwise_calibration_error` averages.
 
@@ -458,7 +517,8 @@ def class_calibration_errors(
     Reference:
         Kull et al., NeurIPS 2019, equation 2.
     """
-    given = as_predictions(probs, labels, where="class_calibration_errors", n_bins=n_bins, p=p, **shared)
+    where = "class_calibration_errors"
+    given = as_predictions(probs, labels, where=where, n_bins=n_bins, p=p, weights=weights, ignore_index=ignore_index)
     count, confidence, hits = class_bins_of(given.probs, given.labels, given.weights, n_bins=n_bins).unbind()
     residual, total = (confidence - hits).abs(), count[0].sum()
     if p == 1:
@@ -468,7 +528,12 @@ def class_calibration_errors(
 
 
 def nixon_adaptive_calibration_error(
-    probs: Examples, labels: ArrayLike | None = None, *, n_bins: int = 15, **shared: Unpack[Shared]
+    probs: ArrayLike | Predictions,
+    labels: ArrayLike | None = None,
+    *,
+    n_bins: int = 15,
+    weights: ArrayLike | None = None,
+    ignore_index: int | None = None,
 ) -> Tensor:
     r"""Mean gap over equal-mass ranges of each class's probability (ACE of Nixon et al.).
 
@@ -488,12 +553,19 @@ def nixon_adaptive_calibration_error(
     Reference:
         Nixon et al., CVPR workshops 2019, section 3.2.
     """
-    given = as_predictions(probs, labels, where="nixon_adaptive_calibration_error", n_bins=n_bins, **shared)
+    where = "nixon_adaptive_calibration_error"
+    given = as_predictions(probs, labels, where=where, n_bins=n_bins, weights=weights, ignore_index=ignore_index)
     return _mean_range_gap(given, n_bins=n_bins, threshold=-1.0)
 
 
 def thresholded_adaptive_calibration_error(
-    probs: Examples, labels: ArrayLike | None = None, *, n_bins: int = 15, threshold: float = 0.01, **shared: Unpack[Shared]
+    probs: ArrayLike | Predictions,
+    labels: ArrayLike | None = None,
+    *,
+    n_bins: int = 15,
+    threshold: float = 0.01,
+    weights: ArrayLike | None = None,
+    ignore_index: int | None = None,
 ) -> Tensor:
     r"""`nixon_adaptive_calibration_error` over the probabilities above a threshold only (TACE).
 
@@ -515,12 +587,19 @@ def thresholded_adaptive_calibration_error(
     """
     where = "thresholded_adaptive_calibration_error"
     check_share(threshold, where=where, name="threshold")
-    given = as_predictions(probs, labels, where=where, n_bins=n_bins, **shared)
+    given = as_predictions(probs, labels, where=where, n_bins=n_bins, weights=weights, ignore_index=ignore_index)
     return _mean_range_gap(given, n_bins=n_bins, threshold=threshold)
 
 
 def _positive_class(
-    probs: Examples, labels: ArrayLike | None, *, where: str, n_bins: int, p: float = 1, **shared: Unpack[Shared]
+    probs: ArrayLike | Predictions,
+    labels: ArrayLike | None,
+    *,
+    where: str,
+    n_bins: int,
+    p: float = 1,
+    weights: ArrayLike | None,
+    ignore_index: int | None,
 ) -> TopLabel:
     """Check the arguments of a binary metric; ``confidence`` is the probability and ``correct`` the label of the record."""
     both = probs
@@ -530,7 +609,7 @@ def _positive_class(
             found = f"got values from {float(score.min()):.4g} to {float(score.max()):.4g}"
             raise ValueError(f"{where}: `probs` must lie in [0, 1], {found}. If they are logits, pass `torch.sigmoid(logits)`.")
         both = both_classes(score, "probs")
-    given = as_predictions(both, labels, where=where, n_bins=n_bins, p=p, **shared)
+    given = as_predictions(both, labels, where=where, n_bins=n_bins, p=p, weights=weights, ignore_index=ignore_index)
     if given.num_classes != 2:
         raise ValueError(f"{where}: `probs` must be of two classes, got {given.num_classes}.")
     return one_vs_rest(given.probs, given.labels, given.weights, index=1)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal, Unpack
+from typing import Literal
 
 import numpy as np
 import torch
@@ -25,10 +25,10 @@ from calibrant.core.binning import (
     norm_of_bins,
     one_vs_rest,
     reduce_top_label,
-    top_of,
+    top_label,
 )
 from calibrant.core.checks import ArrayLike, check_choice, lookup
-from calibrant.core.records import Bins, Examples, Predictions, Shared, as_predictions
+from calibrant.core.records import Bins, Predictions, as_predictions
 
 __all__ = ["CONVENTIONS", "Explanation", "explain"]
 
@@ -61,7 +61,7 @@ class Convention:
     description: str
     rules: Mapping[ErrorKind, Rule]
     mass_description: str = ""
-    reduce: Callable[[Predictions], TopLabel] = top_of
+    reduce: Callable[[Predictions], TopLabel] = lambda given: top_label(given, where="convention")
     labels_name_classes: bool = False
 
     def rule_of(self, kind: ErrorKind) -> Rule | None:
@@ -164,13 +164,14 @@ class Explanation:
 
 
 def explain(
-    probs: Examples,
+    probs: ArrayLike | Predictions,
     labels: ArrayLike | None = None,
     *,
     n_bins: int = 15,
     p: float = 1,
     binning: Literal["width", "mass"] = "width",
-    **shared: Unpack[Shared],
+    weights: ArrayLike | None = None,
+    ignore_index: int | None = None,
 ) -> Explanation:
     """Say what a top-label calibration error rests on, and what it would be under every other convention.
 
@@ -186,8 +187,8 @@ def explain(
         The sources are named in `calibrant.metrics.conventions.CONVENTIONS`.
     """
     group = bin_rule(binning, where="explain")
-    given = as_predictions(probs, labels, where="explain", n_bins=n_bins, p=p, **shared)
-    top = top_of(given)
+    given = as_predictions(probs, labels, where="explain", n_bins=n_bins, p=p, weights=weights, ignore_index=ignore_index)
+    top = top_label(given, where="explain")
     bins = group(top, n_bins=n_bins)
     kind: ErrorKind = "expected" if binning == "width" else "adaptive"
     held = bins.count[bins.count > 0]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from typing import Literal, TypeAlias, Unpack, get_args
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from calibrant.core.binning import TopLabel, top_label
 from calibrant.core.checks import ArrayLike, check_choice, check_positive
 from calibrant.core.kernels import all_pairs_accuracy, gaussian_sums, laplace_pair_sum
-from calibrant.core.records import Examples, Shared, as_predictions
+from calibrant.core.records import Predictions, as_predictions
 
 __all__ = [
     "kde_calibration_error",
@@ -38,12 +38,13 @@ _BANDWIDTHS = (*np.logspace(-5, -1, 15).tolist(), *np.linspace(0.2, 1, 5).tolist
 
 
 def smooth_expected_calibration_error(
-    probs: Examples,
+    probs: ArrayLike | Predictions,
     labels: ArrayLike | None = None,
     *,
     bandwidth: float = 0.05,
     accuracy: Literal["hard", "soft"] = "hard",
-    **shared: Unpack[Shared],
+    weights: ArrayLike | None = None,
+    ignore_index: int | None = None,
 ) -> Tensor:
     r"""Mean gap between confidence and the kernel-smoothed accuracy around it (SECE).
 
@@ -80,9 +81,9 @@ def smooth_expected_calibration_error(
     where = "smooth_expected_calibration_error"
     check_positive(bandwidth, where=where, name="bandwidth")
     check_choice(accuracy, ("hard", "soft"), where=where, name="accuracy")
-    top = top_label(probs, labels, where=where, **shared)
+    top = top_label(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
     if accuracy == "soft":
-        given = as_predictions(probs, labels, where=where, **shared)
+        given = as_predictions(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
         top = replace(top, correct=all_pairs_accuracy(given.probs.double(), given.labels))
     near, right = gaussian_sums(top.confidence, torch.stack([top.mass, top.mass * top.correct]), bandwidth=bandwidth)
     # An example counts in full for itself, whatever rounding does beside much heavier ones. One without weight may be alone.
@@ -91,12 +92,13 @@ def smooth_expected_calibration_error(
 
 
 def smooth_calibration_error(
-    probs: Examples,
+    probs: ArrayLike | Predictions,
     labels: ArrayLike | None = None,
     *,
     bandwidth: float | None = None,
     convention: SmoothConvention = "grid",
-    **shared: Unpack[Shared],
+    weights: ArrayLike | None = None,
+    ignore_index: int | None = None,
 ) -> Tensor:
     r"""Mean size of the Gaussian-smoothed residual, at the bandwidth that equals it (smECE).
 
@@ -132,13 +134,19 @@ def smooth_calibration_error(
         if bandwidth < _LEAST_GIVEN:
             raise ValueError(f"{where}: `bandwidth` must be >= {_LEAST_GIVEN:g}, got {bandwidth!r}.")
     check_choice(convention, get_args(SmoothConvention), where=where, name="convention")
-    top = top_label(probs, labels, where=where, **shared)
+    top = top_label(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
     error = _smoothed_residual(top, whole_ends=convention == "grid")
     return torch.tensor(error(_halve(error) if bandwidth is None else bandwidth), dtype=torch.float64)
 
 
 def kde_calibration_error(
-    probs: Examples, labels: ArrayLike | None = None, *, bandwidth: float | None = None, p: float = 1, **shared: Unpack[Shared]
+    probs: ArrayLike | Predictions,
+    labels: ArrayLike | None = None,
+    *,
+    bandwidth: float | None = None,
+    p: float = 1,
+    weights: ArrayLike | None = None,
+    ignore_index: int | None = None,
 ) -> Tensor:
     r"""Mean gap between confidence and a Beta-kernel estimate of the accuracy around it (ECE-KDE).
 
@@ -172,7 +180,7 @@ def kde_calibration_error(
         check_positive(bandwidth, where=where, name="bandwidth")
     if isinstance(p, bool) or not isinstance(p, (int, float)) or not 1 <= p < float("inf"):
         raise ValueError(f"{where}: `p` must be a finite number >= 1, got {p!r}.")
-    top = top_label(probs, labels, where=where, **shared)
+    top = top_label(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
     if top.size < 2:
         raise ValueError(f"{where}: `probs` must hold N >= 2 examples of positive weight, got 1.")
     if bandwidth is None:
@@ -182,7 +190,12 @@ def kde_calibration_error(
 
 
 def maximum_mean_calibration_error(
-    probs: Examples, labels: ArrayLike | None = None, *, scale: float = 0.4, **shared: Unpack[Shared]
+    probs: ArrayLike | Predictions,
+    labels: ArrayLike | None = None,
+    *,
+    scale: float = 0.4,
+    weights: ArrayLike | None = None,
+    ignore_index: int | None = None,
 ) -> Tensor:
     r"""Largest mean residual over smooth functions of confidence: the norm of a kernel mean embedding (MMCE).
 
@@ -205,14 +218,19 @@ def maximum_mean_calibration_error(
     """
     where = "maximum_mean_calibration_error"
     check_positive(scale, where=where, name="scale")
-    top = top_label(probs, labels, where=where, **shared)
+    top = top_label(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
     residual = (top.correct - top.confidence) * (top.mass / top.mass.sum())
     # The kernel is positive definite: only rounding can bring the sum below zero.
     return laplace_pair_sum(top.confidence, residual, scale=scale).clamp(min=0).sqrt()
 
 
 def squared_kernel_calibration_error(
-    probs: Examples, labels: ArrayLike | None = None, *, bandwidth: float = 0.1, **shared: Unpack[Shared]
+    probs: ArrayLike | Predictions,
+    labels: ArrayLike | None = None,
+    *,
+    bandwidth: float = 0.1,
+    weights: ArrayLike | None = None,
+    ignore_index: int | None = None,
 ) -> Tensor:
     r"""Mean product of the residuals of two different examples of similar confidence (SKCE, unbiased).
 
@@ -238,7 +256,7 @@ def squared_kernel_calibration_error(
     """
     where = "squared_kernel_calibration_error"
     check_positive(bandwidth, where=where, name="bandwidth")
-    top = top_label(probs, labels, where=where, **shared)
+    top = top_label(probs, labels, where=where, weights=weights, ignore_index=ignore_index)
     if top.size < 2:
         raise ValueError(f"{where}: `probs` must hold N >= 2 examples of positive weight, got 1.")
     weight = top.mass / top.mass.mean()

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TypeAlias, Unpack
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -31,10 +31,9 @@ from calibrant.core.binning import (
     mass_cuts,
     norm_of_bins,
     top_label,
-    top_of,
 )
 from calibrant.core.checks import MOST_BINS, ArrayLike, check_count
-from calibrant.core.records import BinSweep, Examples, IfCalibrated, Predictions, Shared, as_predictions
+from calibrant.core.records import BinSweep, IfCalibrated, Predictions, as_predictions
 
 __all__ = ["bin_sweep", "if_calibrated", "null_distribution"]
 
@@ -265,13 +264,13 @@ def _between_cuts(levels: Levels, mass: Tensor, *sums: Tensor) -> Tensor:
 
 
 def null_distribution(
-    probs: Examples,
+    probs: ArrayLike | Predictions,
     labels: ArrayLike | None = None,
     *,
     n_bins: int = 15,
     n_resamples: int = 1000,
     seed: int = 0,
-    **shared: Unpack[Shared],
+    weights: ArrayLike | None = None,
 ) -> Tensor:
     r"""ECE of a perfectly calibrated model with these confidences, many times.
 
@@ -289,7 +288,7 @@ def null_distribution(
         n_bins: Number of bins ``M``.
         n_resamples: Number of times R.
         seed: Of the random draws; the same seed gives the same numbers.
-        shared: Weights and a label to leave out, as in `expected_calibration_error`.
+        weights: Sample weights ``[N]``.
 
     Returns:
         ECE values ``[R]``, float64.
@@ -305,18 +304,18 @@ def null_distribution(
     """
     where = "null_distribution"
     check_draws(n_bins, n_resamples, seed, where=where)
-    levels = _levels_of_top(top_label(probs, labels, where=where, **shared), n_bins)
+    levels = _levels_of_top(top_label(probs, labels, where=where, weights=weights), n_bins)
     return ece_of_levels(levels, *draw_calibrated(levels, n_resamples=n_resamples, seed=seed))
 
 
 def if_calibrated(
-    probs: Examples,
+    probs: ArrayLike | Predictions,
     labels: ArrayLike | None = None,
     *,
     n_bins: int = 15,
     n_resamples: int = 1000,
     seed: int = 0,
-    **shared: Unpack[Shared],
+    weights: ArrayLike | None = None,
 ) -> IfCalibrated:
     r"""Mean and 95th percentile of `null_distribution`, and the p-value of the observed ECE.
 
@@ -336,9 +335,9 @@ def if_calibrated(
     Reference:
         Bröcker and Smith, Weather and Forecasting 22, 2007; Vaicenavicius et al., AISTATS 2019.
     """
-    given = as_predictions(probs, labels, where="if_calibrated", n_bins=n_bins, **shared)
+    given = as_predictions(probs, labels, where="if_calibrated", n_bins=n_bins, weights=weights)
     drawn = null_distribution(given, n_bins=n_bins, n_resamples=n_resamples, seed=seed)
-    bins = equal_width_bins(top_of(given), n_bins=n_bins)
+    bins = equal_width_bins(top_label(given, where="if_calibrated"), n_bins=n_bins)
     return compare_with_null(float(norm_of_bins(bins)), drawn)
 
 

@@ -7,7 +7,6 @@ the confidences.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ from calibrant.core.binning import (
     top_label,
 )
 from calibrant.core.checks import ArrayLike
-from calibrant.core.records import Examples, Predictions, Shared, as_predictions
+from calibrant.core.records import Predictions, as_predictions
 
 __all__ = [
     "BrierParts",
@@ -38,7 +37,13 @@ __all__ = [
 _ROUNDING = 1e-15
 
 
-def negative_log_likelihood(probs: Examples, labels: ArrayLike | None = None, **shared: Unpack[Shared]) -> Tensor:
+def negative_log_likelihood(
+    probs: ArrayLike | Predictions,
+    labels: ArrayLike | None = None,
+    *,
+    weights: ArrayLike | None = None,
+    ignore_index: int | None = None,
+) -> Tensor:
     r"""Mean negative log-likelihood of the labels, in nats.
 
     .. math:: \mathrm{NLL} = -\frac1N \sum_{i=1}^{N} \log p_{i y_i}
@@ -63,11 +68,17 @@ def negative_log_likelihood(probs: Examples, labels: ArrayLike | None = None, **
     Reference:
         Good, Journal of the Royal Statistical Society B 1952.
     """
-    given = as_predictions(probs, labels, where="negative_log_likelihood", **shared)
+    given = as_predictions(probs, labels, where="negative_log_likelihood", weights=weights, ignore_index=ignore_index)
     return weighted_mean(nll_and_brier(given)[0], given.weights)
 
 
-def brier_score(probs: Examples, labels: ArrayLike | None = None, **shared: Unpack[Shared]) -> Tensor:
+def brier_score(
+    probs: ArrayLike | Predictions,
+    labels: ArrayLike | None = None,
+    *,
+    weights: ArrayLike | None = None,
+    ignore_index: int | None = None,
+) -> Tensor:
     r"""Mean squared distance between the probabilities and the one-hot label, summed over classes.
 
     .. math:: \mathrm{Brier} = \frac1N \sum_{i=1}^{N} \sum_{k=1}^{C} \bigl( p_{ik} - [y_i = k] \bigr)^2
@@ -87,11 +98,17 @@ def brier_score(probs: Examples, labels: ArrayLike | None = None, **shared: Unpa
     Reference:
         Brier, Monthly Weather Review 1950.
     """
-    given = as_predictions(probs, labels, where="brier_score", **shared)
+    given = as_predictions(probs, labels, where="brier_score", weights=weights, ignore_index=ignore_index)
     return weighted_mean(nll_and_brier(given)[1], given.weights)
 
 
-def error_rate(probs: Examples, labels: ArrayLike | None = None, **shared: Unpack[Shared]) -> Tensor:
+def error_rate(
+    probs: ArrayLike | Predictions,
+    labels: ArrayLike | None = None,
+    *,
+    weights: ArrayLike | None = None,
+    ignore_index: int | None = None,
+) -> Tensor:
     r"""Share of wrong predictions.
 
     .. math:: \frac1N \sum_{i=1}^{N} \bigl[ \arg\max_k p_{ik} \ne y_i \bigr]
@@ -105,11 +122,17 @@ def error_rate(probs: Examples, labels: ArrayLike | None = None, **shared: Unpac
         >>> error_rate(probs, torch.tensor([0, 0]))
         tensor(0.5000, dtype=torch.float64)
     """
-    top = top_label(probs, labels, where="error_rate", **shared)
+    top = top_label(probs, labels, where="error_rate", weights=weights, ignore_index=ignore_index)
     return weighted_mean(1 - top.correct, top.weights)
 
 
-def signed_calibration_gap(probs: Examples, labels: ArrayLike | None = None, **shared: Unpack[Shared]) -> Tensor:
+def signed_calibration_gap(
+    probs: ArrayLike | Predictions,
+    labels: ArrayLike | None = None,
+    *,
+    weights: ArrayLike | None = None,
+    ignore_index: int | None = None,
+) -> Tensor:
     r"""Mean confidence minus accuracy: which way the model errs.
 
     .. math:: \frac1N \sum_{i=1}^{N} (c_i - a_i)
@@ -127,11 +150,17 @@ def signed_calibration_gap(probs: Examples, labels: ArrayLike | None = None, **s
         >>> signed_calibration_gap(probs, torch.tensor([0, 0]))
         tensor(0.3500, dtype=torch.float64)
     """
-    top = top_label(probs, labels, where="signed_calibration_gap", **shared)
+    top = top_label(probs, labels, where="signed_calibration_gap", weights=weights, ignore_index=ignore_index)
     return weighted_mean(top.confidence - top.correct, top.weights)
 
 
-def area_under_risk_coverage(probs: Examples, labels: ArrayLike | None = None, **shared: Unpack[Shared]) -> Tensor:
+def area_under_risk_coverage(
+    probs: ArrayLike | Predictions,
+    labels: ArrayLike | None = None,
+    *,
+    weights: ArrayLike | None = None,
+    ignore_index: int | None = None,
+) -> Tensor:
     r"""Mean error rate of the k most confident predictions, over all k (AURC).
 
     With the examples sorted by falling confidence :math:`c_{(1)} \ge c_{(2)} \ge \dots` and errors
@@ -158,7 +187,7 @@ def area_under_risk_coverage(probs: Examples, labels: ArrayLike | None = None, *
     Reference:
         Geifman, Uziel and El-Yaniv, ICLR 2019.
     """
-    top = top_label(probs, labels, where="area_under_risk_coverage", **shared)
+    top = top_label(probs, labels, where="area_under_risk_coverage", weights=weights, ignore_index=ignore_index)
     weight, error = _tied_sums(top)
     scale = top.size / weight.sum()
     weight, error = weight.flip(0) * scale, error.flip(0) * scale
@@ -167,7 +196,13 @@ def area_under_risk_coverage(probs: Examples, labels: ArrayLike | None = None, *
     return total / top.size
 
 
-def failure_detection_auroc(probs: Examples, labels: ArrayLike | None = None, **shared: Unpack[Shared]) -> Tensor:
+def failure_detection_auroc(
+    probs: ArrayLike | Predictions,
+    labels: ArrayLike | None = None,
+    *,
+    weights: ArrayLike | None = None,
+    ignore_index: int | None = None,
+) -> Tensor:
     r"""Chance that a right prediction is more confident than a wrong one (AUROC of confidence as an error detector).
 
     .. math:: \mathrm{AUROC} = \frac{1}{R \, (N - R)} \sum_{i : a_i = 1} \; \sum_{j : a_j = 0}
@@ -190,7 +225,7 @@ def failure_detection_auroc(probs: Examples, labels: ArrayLike | None = None, **
     Reference:
         Hendrycks and Gimpel, ICLR 2017.
     """
-    top = top_label(probs, labels, where="failure_detection_auroc", **shared)
+    top = top_label(probs, labels, where="failure_detection_auroc", weights=weights, ignore_index=ignore_index)
     weight, wrong = _tied_sums(top)
     right = weight - wrong
     lower_wrong = wrong.cumsum(0) - wrong / 2
@@ -221,7 +256,12 @@ class BrierParts:
 
 
 def brier_decomposition(
-    probs: Examples, labels: ArrayLike | None = None, *, n_bins: int = 15, **shared: Unpack[Shared]
+    probs: ArrayLike | Predictions,
+    labels: ArrayLike | None = None,
+    *,
+    n_bins: int = 15,
+    weights: ArrayLike | None = None,
+    ignore_index: int | None = None,
 ) -> BrierParts:
     r"""Split the Brier score of the top label into reliability, resolution, uncertainty and two terms inside bins.
 
@@ -252,7 +292,7 @@ def brier_decomposition(
         Murphy, Journal of Applied Meteorology 1973; terms inside bins: Stephenson, Coelho and Jolliffe, Weather and
         Forecasting 2008.
     """
-    top = top_label(probs, labels, where="brier_decomposition", n_bins=n_bins, **shared)
+    top = top_label(probs, labels, where="brier_decomposition", n_bins=n_bins, weights=weights, ignore_index=ignore_index)
     bins = equal_width_bins(top, n_bins=n_bins)
     index = equal_width_index(top.confidence, n_bins, dtype=top.dtype)
     weight = top.mass / top.mass.sum()
