@@ -181,7 +181,7 @@ def check_prob_values(probs: Tensor, *, where: str, first_row: int = 0) -> None:
         if work.shape[1] == 2 and float(off.amax()) <= tolerance:
             # Mostly made from one score, that of the positive class.
             low, high = float(work[:, 1].amin()), float(work[:, 1].amax())
-        hint = "Divide percentages by 100; give logits as `logits`, or take their softmax; clip what rounding left outside."
+        hint = "Divide percentages by 100; give logits as `logits`, or take their softmax or sigmoid; clip rounding errors."
         raise ValueError(f"{where}: `probs` must lie in [0, 1], got values from {low:.4g} to {high:.4g}. {hint}")
     row = int(off.argmax())
     raise ValueError(

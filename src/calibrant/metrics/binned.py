@@ -604,11 +604,7 @@ def _positive_class(
     """Check the arguments of a binary metric; ``confidence`` is the probability and ``correct`` the label of the record."""
     both = probs
     if not isinstance(probs, Predictions) and np.ndim(probs) != np.ndim(labels) + 1:  # type: ignore[arg-type]
-        score = to_tensor(probs, where=where, name="probs").cpu()
-        if bool(((score < 0) | (score > 1)).any()):
-            found = f"got values from {float(score.min()):.4g} to {float(score.max()):.4g}"
-            raise ValueError(f"{where}: `probs` must lie in [0, 1], {found}. If they are logits, pass `torch.sigmoid(logits)`.")
-        both = both_classes(score, "probs")
+        both = both_classes(to_tensor(probs, where=where, name="probs").cpu(), "probs")
     given = as_predictions(both, labels, where=where, n_bins=n_bins, p=p, weights=weights, ignore_index=ignore_index)
     if given.num_classes != 2:
         raise ValueError(f"{where}: `probs` must be of two classes, got {given.num_classes}.")

@@ -298,8 +298,7 @@ def _class_residuals(predictions: Predictions, weights: Tensor, n_bins: int, blo
     values = probs[number, column].double()
     slot = column * inner + equal_width_index(values, n_bins, dtype=probs.dtype) - 1
     residual = (values - (labels[number] == column).double()) * weights[number]
-    shape = (predictions.num_classes * inner, int(block.max()) + 1)
-    above = _by_block(residual, slot, block[number.numpy()], shape=shape)
+    above = _by_block(residual, slot, block[number.numpy()], shape=(predictions.num_classes * inner, int(block.max()) + 1))
     totals = probs.float() * weights.float()[:, None]
     totals[torch.arange(len(totals)), labels] -= weights.float()
     return above, _sum_blocks(totals, block)
