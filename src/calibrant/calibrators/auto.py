@@ -287,7 +287,7 @@ class AutoCalibrator(Calibrator):
                         fitted.learn(seen)
                     gains[name][:, rows] = gains_of(fitted.log_probs(unseen.logits), idle[rows], unseen.labels, score)
                 except (FitError, CalibrationWarning) as failure:
-                    failures[name] = str(failure)
+                    failures[name] = str(failure).removeprefix(f"{type(self.candidates_[name]).__name__}.fit: ")
                     del self.candidates_[name], gains[name]
             alive = ["none", *(name for name in self.candidates_ if name not in dropped)]
             best = max(alive, key=lambda name: mean_and_error(gains[name][0], data.weights)[0])

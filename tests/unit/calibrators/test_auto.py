@@ -223,7 +223,7 @@ def test_auto_method_that_fails_is_reported_not_raised(monkeypatch: pytest.Monke
     table = {"temperature": TemperatureScaling, "failing": Failing}
     monkeypatch.setattr("calibrant.calibrators.auto.candidates", lambda: table)
     auto = AutoCalibrator().fit(predictions(300))
-    assert auto.ranking_[-1].failure == "Failing.fit: nothing works."
+    assert auto.ranking_[-1].failure == "nothing works."
     assert math.isnan(auto.ranking_[-1].score)
     assert auto.best_name_ == "temperature"
 
