@@ -3,25 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 
 from calibrant import Predictions
-from calibrant.core.records import Bins, Entry, Estimate, IfCalibrated, Scores
+from calibrant.core.records import Entry
 from helpers import mixed_gaps
-
-
-def scores_of(error: float, ece: float) -> Scores:
-    """Scores that know an error and an ECE only."""
-    none = torch.empty(0, dtype=torch.float64)
-    values = {"error": error, "ece": ece}
-    return Scores(
-        n=100,
-        num_classes=10,
-        n_bins=15,
-        metrics={key: Estimate(value, value, value) for key, value in values.items()},
-        ece_if_calibrated=IfCalibrated(0.01, 0.02, 0.5),
-        bins=Bins(none, none, none, none),
-    )
+from made_up_runs import scores_of
 
 
 def history_of(ece: list[float | None], *, gamma: list[float] | None = None) -> tuple[dict[str, float | int | None], ...]:
@@ -62,7 +48,7 @@ def run_of(
     return Entry(
         data=data,
         method=method,
-        scores=scores_of(error, ece),
+        scores=scores_of({"error": error, "ece": ece}),
         preset=preset,
         model=model,
         epochs=epochs,
