@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import calibrant.losses
-from calibrant.losses import LOSSES, PENALTIES, CrossEntropyLoss, FocalLoss, Listed, Loss, Objective, Penalty
+from calibrant.losses import LOSSES, PENALTIES, CrossEntropyLoss, FocalLoss, Loss, LossEntry, Objective, Penalty
 
 BOTH = {**LOSSES, **PENALTIES}
 # The pairs of the ranking loss follow the order of the batch.
@@ -36,15 +36,15 @@ def parameters_of(made: Callable[..., object]) -> dict[str, inspect.Parameter]:
     return {k: v for k, v in inspect.signature(made).parameters.items() if v.kind not in (v.VAR_POSITIONAL, v.VAR_KEYWORD)}
 
 
-def required(entry: Listed, made: Callable[..., object]) -> dict[str, object]:
+def required(entry: LossEntry, made: Callable[..., object]) -> dict[str, object]:
     return {name: value for name, value in entry.required.items() if name in parameters_of(made)}
 
 
-def module_of(entry: Listed, **more: object) -> Objective:
+def module_of(entry: LossEntry, **more: object) -> Objective:
     return entry.module(**required(entry, entry.module), **more)
 
 
-def evaluate(entry: Listed, logits: Tensor, labels: Tensor, more: dict[str, Tensor] | None = None) -> Tensor:
+def evaluate(entry: LossEntry, logits: Tensor, labels: Tensor, more: dict[str, Tensor] | None = None) -> Tensor:
     """Call the function of an entry, with its required hyper-parameters and further inputs."""
     more = extras(labels, logits.shape[1]) if more is None else more
     given = {name: value for name, value in more.items() if name in parameters_of(entry.function)}
@@ -90,7 +90,7 @@ def extreme(kind: str, batch: int, num_classes: int) -> tuple[Tensor, Tensor]:
     return logits, (top + 1) % num_classes if kind == "wrong" else top
 
 
-def assert_finite(entry: Listed, logits: Tensor, labels: Tensor) -> None:
+def assert_finite(entry: LossEntry, logits: Tensor, labels: Tensor) -> None:
     leaf = logits.clone().requires_grad_()
     value = evaluate(entry, leaf, labels)
     assert torch.isfinite(value).all()
@@ -106,7 +106,7 @@ def test_entry_at_logits_of_1e4_has_finite_value_and_gradient(name: str, num_cla
             assert_finite(BOTH[name], *extreme(kind, batch, num_classes))
 
 
-def projected(entry: Listed, labels: Tensor) -> Callable[[Tensor], Tensor]:
+def projected(entry: LossEntry, labels: Tensor) -> Callable[[Tensor], Tensor]:
     """The entry as a scalar function of logits: one number to differentiate instead of one per sample."""
     weights = torch.linspace(0.5, 1.5, len(labels), dtype=torch.float64)
     return lambda logits: (evaluate(entry, logits, labels) * weights).sum()

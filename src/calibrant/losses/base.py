@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from calibrant.core.checks import check_choice, check_logits, check_positive, check_shapes, lookup
 
-__all__ = ["Entry", "Listed", "Loss", "Objective", "Penalty", "WeightedSum"]
+__all__ = ["Entry", "Loss", "LossEntry", "Objective", "Penalty", "WeightedSum"]
 
 Reduction: TypeAlias = Literal["mean", "sum", "none"]
 # Arguments that every `Loss` takes besides its own.
@@ -284,7 +284,7 @@ def to_samples(
 
 
 @dataclass(frozen=True)
-class Listed:
+class LossEntry:
     """A line of the tables ``LOSSES`` and ``PENALTIES``: all there is to know about an objective.
 
     Attributes:
@@ -308,7 +308,7 @@ class Listed:
 
 
 # Former name, for one release.
-Entry = Listed
+Entry = LossEntry
 
 
 def _keywords(made: Callable[..., object]) -> list[inspect.Parameter]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from calibrant.calibrators import Calibrator, FitData
 from calibrant.data import DataSet, DataSource, ImageSet
 from calibrant.engine.methods import Facts, LossPlan, Method
-from calibrant.losses import Listed
+from calibrant.losses import LossEntry
 from calibrant.losses.base import Loss
 from calibrant.metrics.table import Metric
 
@@ -28,7 +28,7 @@ class SquaredEntropyLoss(Loss, function=squared_entropy_loss):
     power: float
 
 
-SQUARED_ENTROPY = Listed(SquaredEntropyLoss, "made up")
+SQUARED_ENTROPY = LossEntry(SquaredEntropyLoss, "made up")
 
 
 def sure_errors(probs: Tensor, labels: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from pathlib import Path
 
-from calibrant.losses import LOSSES, PENALTIES, Listed
+from calibrant.losses import LOSSES, PENALTIES, LossEntry
 
 PAGE = Path(__file__).parents[3] / "docs" / "losses.md"
 HEADING = "## Per-sample losses"
@@ -17,7 +17,7 @@ def losses_page(page: str) -> str:
     return f"{page.partition(HEADING)[0]}{HEADING}\n\n{losses}\n## Batch penalties\n\n{penalties}"
 
 
-def section(name: str, entry: Listed) -> str:
+def section(name: str, entry: LossEntry) -> str:
     text = inspect.getdoc(entry.function) or ""
     return (
         f"### `{name}`\n\n{text.partition(chr(10))[0]}\n\n"
@@ -27,7 +27,7 @@ def section(name: str, entry: Listed) -> str:
     )
 
 
-def signature(entry: Listed) -> str:
+def signature(entry: LossEntry) -> str:
     parts = []
     for parameter in inspect.signature(entry.function).parameters.values():
         if parameter.kind is parameter.KEYWORD_ONLY and "*" not in parts:
