@@ -117,6 +117,8 @@ FUNCTIONS = {
 BINARY = {
     "measure": lambda p, labels: measure(p, labels, n_resamples=100).to_dict(),
     "measure logits=": lambda p, labels: measure(logits=p, labels=labels, n_resamples=100).to_dict(),
+    "binary_ece": METRICS["binary_ece"],
+    "calibrator": lambda p, labels: CALIBRATORS["platt"]().fit(p, labels).predict_proba(p),
     "from_binary": lambda p, labels: Predictions.from_binary(probs=p, labels=labels).probs,
     "SelectiveClassifier": lambda p, labels: SelectiveClassifier(max_error=0.9).fit(p, labels).predict(p),
     "cheapest_action": lambda p, labels: cheapest_action(p, [[0, 1], [5, 0]]),
@@ -141,6 +143,7 @@ def test_function_finds_the_same_in_every_kind_of_array(name: str) -> None:
         assert str(plain(FUNCTIONS[name](ARRAYS[kind](scores), ARRAYS[kind](labels)))) == expected, kind
 
 
+@pytest.mark.filterwarnings("ignore::calibrant.calibrators.CalibrationWarning")  # fitted on what it is applied to
 @pytest.mark.parametrize("name", BINARY)
 def test_function_finds_the_same_in_every_kind_of_vector(name: str) -> None:
     probs, labels = (given.numpy() for given in mixed_gaps(60, 2))

@@ -602,10 +602,10 @@ def _positive_class(
     ignore_index: int | None,
 ) -> TopLabel:
     """Check the arguments of a binary metric; ``confidence`` is the probability and ``correct`` the label of the record."""
-    both = probs
-    if not isinstance(probs, Predictions) and np.ndim(probs) != np.ndim(labels) + 1:  # type: ignore[arg-type]
-        both = both_classes(to_tensor(probs, where=where, name="probs").cpu(), "probs")
-    given = as_predictions(both, labels, where=where, n_bins=n_bins, p=p, weights=weights, ignore_index=ignore_index)
+    shape, dims = np.shape(probs), np.ndim(labels)  # type: ignore[arg-type]
+    if not isinstance(probs, Predictions) and shape[dims:] in ((), (1,)):
+        probs = both_classes(to_tensor(probs, where=where, name="probs").cpu().reshape(shape[:dims]), "probs")
+    given = as_predictions(probs, labels, where=where, n_bins=n_bins, p=p, weights=weights, ignore_index=ignore_index)
     if given.num_classes != 2:
         raise ValueError(f"{where}: `probs` must be of two classes, got {given.num_classes}.")
     return one_vs_rest(given.probs, given.labels, given.weights, index=1)
