@@ -47,7 +47,7 @@ def test_load_npz_other_keys_and_channels_first_are_understood(tmp_path, keys):
     data = load_path(save(tmp_path / "a.npz", **arrays))
     assert data.train.images.numpy().tobytes() == COLOUR.tobytes()
     assert data.train.labels.tolist() == LABELS.tolist()
-    floats = load_npz(save(tmp_path / "b.npz", **arrays | {keys[0]: COLOUR / 255}))
+    floats = load_npz(save(tmp_path / "b.npz", **arrays | {keys[0]: COLOUR / np.float32(255)}))
     assert floats.train.images.equal(data.train.images)
 
 

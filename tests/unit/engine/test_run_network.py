@@ -159,6 +159,15 @@ def net(num_classes=3):
     return nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, num_classes))
 
 
+def test_save_weights_round_trip_keeps_every_bit_and_layout_does_not_matter(tmp_path):
+    model = net().to(memory_format=torch.channels_last)
+    save_weights(tmp_path / "w.safetensors", model.state_dict(), {"gamma": torch.tensor([1.5])}, notes={"method": "ce"})
+    weights, hyper = load_weights(tmp_path / "w.safetensors")
+    assert set(weights) == set(model.state_dict())
+    assert all(value.equal(weights[name]) for name, value in model.state_dict().items())
+    assert hyper["gamma"].tolist() == [1.5]
+
+
 def test_load_initial_weights_other_head_keeps_the_new_one(tmp_path):
     old, new = net(5), net(3)
     save_weights(tmp_path / "w.safetensors", old.state_dict(), {}, notes={})
